@@ -10,7 +10,9 @@ from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import layer_times
 from fasop.costs.measured_module import MeasuredModule
-from fasop.costs.memory import StageMemory, parameter_bytes, stage_memory
+from fasop.costs.memory.amounts import StageMemory
+from fasop.costs.memory.shared_state import parameter_bytes
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network.links import within
 from fasop.costs.roofline import Time
 from fasop.costs.sizes import embedding_parameters, head_parameters, kind_parameters, shared_parameters

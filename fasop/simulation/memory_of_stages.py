@@ -8,12 +8,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from fasop.costs.allowance import room_gib, with_allowance
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory import GIB, Amount, StageMemory, stage_memory
+from fasop.costs.memory.allowance import room_gib, with_allowance
+from fasop.costs.memory.amounts import GIB, Amount, StageMemory
+from fasop.costs.memory.shards import proportions
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.schedules import chunks_in_flight
-from fasop.costs.shards import proportions
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, in_flight
 from megatron_ext.contract.schedule.stream_check import prove

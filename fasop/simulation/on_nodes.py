@@ -9,22 +9,23 @@ from functools import cached_property
 import numpy as np
 
 from fasop.costs import overlap, sizes
-from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.context import with_shared_sequences
 from fasop.costs.experts import layer_numbers, with_exchanges
 from fasop.costs.hardware import NodeKind
-from fasop.costs.host_activations import through_host
 from fasop.costs.layers import LayerTimes, gradients_summed, layer_times, weights_gathered, weights_handed_out
 from fasop.costs.measured_module import MeasuredModule
-from fasop.costs.memory import GIB, stage_memory
+from fasop.costs.memory.allowance import room_gib
+from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.host_activations import through_host
+from fasop.costs.memory.shards import slack
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network import links
 from fasop.costs.network.link_table import by_size, has_pairs
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place, stage_nodes
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.schedules import chunks_in_flight, filling
-from fasop.costs.shards import slack
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines

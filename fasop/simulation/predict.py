@@ -15,12 +15,12 @@ import numpy as np
 
 from conf.schema.experiment import Experiment
 from conf.schema.values.links import only
-from fasop.costs.allowance import with_allowance
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.layers import Basis
-from fasop.costs.memory import GIB, StageMemory, memory_of_streams
+from fasop.costs.memory.allowance import with_allowance
+from fasop.costs.memory.amounts import GIB, StageMemory, memory_of_streams
 from fasop.costs.network.placement import place
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from statistics import mean
 
-from fasop.costs.memory import GIB, StageMemory
+from fasop.costs.memory.amounts import GIB, StageMemory
 from fasop.search.robustness import Slowdown
 from fasop.simulation.iteration import Terms
 from fasop.simulation.predict import Prediction, Stage

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 import pandas as pd
 
-from fasop.costs.memory import GIB
+from fasop.costs.memory.amounts import GIB
 from fasop.simulation import iteration
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from fasop.costs.allowance import communicator_bytes, context_bytes
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory import GIB
+from fasop.costs.memory.allowance import communicator_bytes, context_bytes
+from fasop.costs.memory.amounts import GIB
 from fasop.errors import SearchError
 from fasop.graphs.division import StageDivision
 from fasop.graphs.graph import Graph

@@ -11,10 +11,11 @@ from itertools import combinations
 import numpy as np
 
 from conf.schema.values.partition import Partition
-from fasop.costs.allowance import room_gib
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory import GIB, stage_memory
+from fasop.costs.memory.allowance import room_gib
+from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
 from fasop.search.by_stage.whole_layers import StageTables

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from conf.schema.parallel import Parallel
 from conf.visible import plural
-from fasop.costs.host_activations import host_bytes
-from fasop.costs.memory import GIB
+from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.host_activations import host_bytes
 from fasop.search.by_stage.look import Looked
 from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan

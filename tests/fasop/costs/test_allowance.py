@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from conf.schema.experiment import Gpu, Schedule
-from fasop.costs import allowance
-from fasop.costs.allowance import KERNELS_MIB, MIB, PROCESS_MIB, channels, communicators, context_bytes, room_gib
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory import GIB
+from fasop.costs.memory import allowance
+from fasop.costs.memory.allowance import KERNELS_MIB, MIB, PROCESS_MIB, channels, communicators, context_bytes, room_gib
+from fasop.costs.memory.amounts import GIB
 from fasop.simulation.predict import predict
 from tests.support.fasop.plans import experiment, kinds, training
 

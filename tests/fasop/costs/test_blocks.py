@@ -11,7 +11,9 @@ from conf.schema.experiment import Gpu
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import blocks_of
 from fasop.costs.layers import layer_times
-from fasop.costs.memory import GIB, layer_activations, stage_memory
+from fasop.costs.memory.activations import layer_activations
+from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES, kind_parameters, shared_parameters
 from fasop.costs.training import PlacedTraining, Training

@@ -12,7 +12,7 @@ import pytest
 from conf.compose import compose
 from conf.schema.experiment import Recompute
 from fasop.costs.context import exchange_s
-from fasop.costs.memory import stage_memory
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.partition.local_search import exhaustive

@@ -20,7 +20,7 @@ from fasop.costs.layers import (
     weights_handed_out,
     why_not_measured,
 )
-from fasop.costs.memory import stage_memory
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network.links import Link, between, within
 from fasop.costs.profiles.doubts import doubts
 from fasop.costs.profiles.files import read_profile

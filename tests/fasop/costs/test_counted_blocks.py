@@ -12,7 +12,7 @@ import pytest
 from conf.compose import compose
 from fasop.costs import counted_blocks
 from fasop.costs.measured_module import BlockCounts, MeasuredBlock, MeasuredModule
-from fasop.costs.memory import stage_memory
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.simulation.predict import predict

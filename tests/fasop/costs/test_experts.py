@@ -12,7 +12,7 @@ import pytest
 from conf.schema.experiment import Recompute
 from fasop.costs.experts import exchange_s, layer_numbers
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory import stage_memory
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.errors import SearchError

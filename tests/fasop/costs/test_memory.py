@@ -20,15 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from conf.compose import compose
 from conf.schema.experiment import Schedule
-from fasop.costs.memory import (
-    GIB,
-    Amount,
-    StageMemory,
-    held_scores,
-    layer_activations,
-    parameter_bytes,
-    stage_memory,
-)
+from fasop.costs.memory.activations import held_scores, layer_activations
+from fasop.costs.memory.amounts import GIB, Amount, StageMemory
+from fasop.costs.memory.shared_state import parameter_bytes
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.schedules import chunks_in_flight, in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, layer_parameters
 from fasop.costs.training import Training

@@ -9,7 +9,8 @@ import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from fasop.costs.memory import GIB, stage_memory
+from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.stages import stage_memory
 from fasop.search.space.choices import split
 from fasop.simulation.linear import Again, Linear
 from fasop.simulation.predict import predict

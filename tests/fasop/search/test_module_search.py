@@ -12,9 +12,9 @@ import pytest
 
 from conf.errors import ConfigError, TdppError
 from conf.schema.experiment import Recompute, Schedule
-from fasop.costs.allowance import MIB, PROCESS_MIB
 from fasop.costs.measured_module import LOSS
-from fasop.costs.memory import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
+from fasop.costs.memory.allowance import MIB, PROCESS_MIB
+from fasop.costs.memory.amounts import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.errors import SearchError

@@ -13,9 +13,10 @@ import pytest
 
 from conf.schema.experiment import Schedule
 from conf.schema.values.partition import Partition
-from fasop.costs.allowance import room_gib
 from fasop.costs.hardware import node_kinds
-from fasop.costs.memory import GIB, stage_memory
+from fasop.costs.memory.allowance import room_gib
+from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network.placement import place
 from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training

@@ -9,7 +9,7 @@ import pytest
 
 from conf.schema.cluster import NodeGroup
 from conf.schema.experiment import Experiment
-from fasop.costs import allowance
+from fasop.costs.memory import allowance
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import place
 from fasop.costs.training import Training

@@ -20,7 +20,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import EngineKind
-from fasop.costs.memory import parameter_bytes
+from fasop.costs.memory.shared_state import parameter_bytes
 from fasop.costs.profiles import files as profiles
 from fasop.costs.training import Training
 from launch.cli import main

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.run_folder.rundir import RunDir
-from fasop.costs.memory import layer_activations
+from fasop.costs.memory.activations import layer_activations
 from fasop.costs.training import Training
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan

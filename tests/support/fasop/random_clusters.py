@@ -21,9 +21,9 @@ from conf.schema.experiment import (
 )
 from conf.schema.model import Family
 from conf.schema.values.links import PairLink
-from fasop.costs.allowance import communicator_bytes, context_bytes
 from fasop.costs.hardware import Factors, NodeKind
-from fasop.costs.memory import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
+from fasop.costs.memory.allowance import communicator_bytes, context_bytes
+from fasop.costs.memory.amounts import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.search.space.choices import Choices

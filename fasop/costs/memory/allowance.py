@@ -13,7 +13,8 @@ from math import ceil
 
 from conf.schema.experiment import Gpu
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory import GIB, Amount, StageMemory, held_scores
+from fasop.costs.memory.activations import held_scores
+from fasop.costs.memory.amounts import GIB, Amount, StageMemory
 from fasop.costs.sizes import shared_parameters
 from fasop.costs.training import Training
 
@@ -64,7 +65,7 @@ def with_allowance(kind: NodeKind, training: Training, memory: StageMemory[float
 
 
 def room_gib(kind: NodeKind, training: Training) -> float:
-    """Return the GiB of such a node's GPU that are left for `fasop.costs.memory.stage_memory`."""
+    """Return the GiB of such a node's GPU that are left for `fasop.costs.memory.stages.stage_memory`."""
     taken = context_bytes(kind.gpu) + communicator_bytes(kind, communicators(training))
     return kind.gpu.memory_gib - (taken + _score_bytes(kind.gpu, training)) / GIB
 

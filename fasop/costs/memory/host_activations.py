@@ -9,7 +9,7 @@ from conf.schema.experiment import Gpu
 from fasop.costs.blocks import blocks_of
 from fasop.costs.layers import LayerTimes
 from fasop.costs.measured_module import MeasuredModule
-from fasop.costs.memory import layer_activations
+from fasop.costs.memory.activations import layer_activations
 from fasop.costs.roofline import Time
 from fasop.costs.training import Training
 

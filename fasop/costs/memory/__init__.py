@@ -1,0 +1,1 @@
+"""What ranks hold in the memory of their GPUs and hosts."""
