@@ -22,12 +22,6 @@ ALL_TO_ALLS = 2
 """In a forward pass: to the experts and back."""
 
 
-def experts_of(model: Model) -> int | None:
-    """Returns how many experts each layer has; None without a router."""
-    found: int | None = getattr(model, "experts", None)
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class LayerNumbers:
     """How many parameters of a layer of each kind a rank has to do with; all the same where experts are not shared."""

@@ -20,7 +20,6 @@ from conf.compose import compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
 from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Offload, Parallel, Train
-from fasop.costs.experts import experts_of
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.parallelism import Parallelism
@@ -32,19 +31,14 @@ from fasop.search.plan import Fault, Run, no_fault
 from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
+from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.parallel_config import Recompute, Shards, broken_by_offload
 from megatron_ext.contract.rules.islands import WHY_NOT
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.context=1"),
-    *(
-        "parallel.partition=null",
-        "parallel.micro_batch_size=1",
-        "parallel.schedule=one_f_one_b",
-        "parallel.chunks=1",
-        "parallel.node_order=null",
-    ),
-    *("parallel.shares=null", "parallel.replicas=null"),
+    *("parallel.partition=null", "parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b", "parallel.chunks=1"),
+    *("parallel.node_order=null", "parallel.shares=null", "parallel.replicas=null"),
 )
 """In the place of a configured plan, so that nothing of it can contradict the batch."""
 

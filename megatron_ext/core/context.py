@@ -6,6 +6,7 @@ each (Megatron-Core's `get_batch_on_this_cp_rank`).
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Tuple
 
 import torch
@@ -71,10 +72,10 @@ def gathered(own: Tensor, group: Any) -> Tensor:
     return whole
 
 
-def seen(own: int, group: Any, device: torch.device) -> Tensor:
+@lru_cache(maxsize=8)
+def seen(own: int, ranks: int, rank: int, device: torch.device) -> Tensor:
     """[own tokens, all tokens]: which of the `gathered` places each of the own ones attends to: itself and those
     before it."""
-    ranks = group.size()
-    of_each = [places(own * ranks, ranks, rank) for rank in range(ranks)]
-    mask: Tensor = torch.cat(of_each) <= of_each[group.rank()][:, None]
+    of_each = [places(own * ranks, ranks, one) for one in range(ranks)]
+    mask: Tensor = torch.cat(of_each) <= of_each[rank][:, None]
     return mask.to(device)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.events import ALL_REDUCE
+from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import WEIGHTS
@@ -29,7 +30,6 @@ from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.batches import BatchAssignment, BatchLoader
 from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.results import StepResult, not_finite
-from megatron_ext.families.gpt.options import experts_of
 from megatron_ext.parallel.comm import all_reduce
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import block_of, cut

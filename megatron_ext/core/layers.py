@@ -63,7 +63,7 @@ class _Attention(nn.Module):
         visible = None if there is None else there[:, None, None]
         if self._shared:
             group = get_context_parallel_group()
-            visible = seen(len(query), group, query.device)
+            visible = seen(len(query), group.size(), group.rank(), query.device)
             key, value = gathered(key, group), gathered(value, group)
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         if (self._dropout and self.training) or self._scale is not None or self._shared:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.families.gpt.options import experts_of
 from megatron_ext.tasks.task import Task
 
 

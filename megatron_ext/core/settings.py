@@ -15,12 +15,13 @@ from torch.nn import functional as F
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import megatron_layout
+from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.models.keys import RMS_NORM
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import ADAMW
 from megatron_ext.core.library import Library
 from megatron_ext.engine.optimizer.precision import LossScaler
-from megatron_ext.families.gpt.options import GptOptions, experts_of
+from megatron_ext.families.gpt.options import GptOptions
 from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.tasks.task import DTYPES
 

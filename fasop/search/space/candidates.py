@@ -13,7 +13,6 @@ import numpy as np
 from conf.schema.experiment import Recompute, Schedule
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
-from fasop.costs.experts import experts_of
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.training import Training
@@ -25,6 +24,7 @@ from fasop.search.space.choices import Choices
 from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
 from fasop.simulation.replica_pipelines import by_replica
+from megatron_ext.contract.models.counts import experts_of
 
 MOST_MICRO_BATCHES = 2**12
 """Micro-batches of a replica in an iteration, at most: every one of them is simulated."""

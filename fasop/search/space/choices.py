@@ -68,7 +68,7 @@ class Choices:
         A single stage takes as long with every schedule; with 1F1B it holds one micro-batch at a time, as few as any.
         """
         if engine.kind is EngineKind.megatron_core and model.traits.decoder and sized.pipeline > 1:
-            return False
+            return False  # megatron_ext.contract.rules.engine
         if sized.pipeline == 1 and Schedule.one_f_one_b in self.schedule:
             return schedule is Schedule.one_f_one_b
         if not schedule.definition.has_chunks:

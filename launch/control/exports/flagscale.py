@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from fasop.costs.experts import experts_of
 from fasop.costs.training import Training
 from fasop.search.plan import Plan
 from launch.control.megatron_lm import layout_options, model_options, precision_options
 from launch.node.worker_command import Options
+from megatron_ext.contract.models.counts import experts_of
 
 ONLY: Mapping[str, str] = {"parallel.schedule": "one_f_one_b"}
 """Heterogeneous meshes have no virtual stages."""

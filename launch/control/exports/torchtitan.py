@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from conf.schema.experiment import Precision, Recompute
-from fasop.costs.experts import experts_of
 from fasop.costs.training import Training
 from fasop.search.plan import Plan
+from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.models.keys import RMS_NORM
 from megatron_ext.contract.parallel_config import Schedule
 

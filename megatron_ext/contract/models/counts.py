@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from megatron_ext.contract.models.images import image_operations, image_parameters
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Parameter
@@ -26,6 +28,12 @@ def parameter_count(model: ModelConfig) -> int:
 def checkpoint_parameter(model: ModelConfig, part: str, name: str) -> Parameter:
     """A parameter of a part of a checkpoint of gpt: `embedding`, `head` or a layer's."""
     return model.traits.parameters(model, part if part in ("embedding", "head") else "layer")[name]
+
+
+def experts_of(model: object) -> Optional[int]:
+    """Return how many experts each layer of a model of any family has; None without a router."""
+    experts: Optional[int] = getattr(model, "experts", None)
+    return experts
 
 
 def crossing(model: ModelConfig, after: int) -> int:

@@ -56,10 +56,10 @@ class FlatWeights:
         which wait for more than the backward pass, have the last one to themselves. Zeros between parameters align
         them, and zeros at the end of each bucket make its length a multiple of `parts` and of the sum of `shares`: in
         this proportion replicas keep it, of which this is number `rank`. With `of`, whose parameters these are copies
-        of, the weights are the same memory, and the
-        gradients are not. If it `scatters` gradients, `grad` has those of this replica's share alone, and those of a
-        bucket are there from the first one until somebody takes them. With `blocks`, the block of each parameter, so
-        has `weight`: the parameters are views of `whole`, where a bucket has those of one block alone.
+        of, the weights are the same memory, and the gradients are not. If it `scatters` gradients, `grad` has those of
+        this replica's share alone, and those of a bucket are there from the first one until somebody takes them. With
+        `blocks`, the block of each parameter, so has `weight`: the parameters are views of `whole`, where a bucket has
+        those of one block alone.
         """
         ordered = [pair for pair in reversed(named) if pair[0] not in late]
         ordered += [pair for pair in reversed(named) if pair[0] in late]

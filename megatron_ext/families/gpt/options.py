@@ -39,12 +39,6 @@ class GptOptions:
     """For gpt with engine=tdpp: with swiglu, the MLP's gate is GELU instead of SiLU."""
 
 
-def experts_of(model: object) -> Optional[int]:
-    """Return how many experts a layer of a model of any family has; None without a router."""
-    experts: Optional[int] = getattr(model, "experts", None)
-    return experts
-
-
 def slides(options: GptOptions, layer: int) -> bool:
     """Whether a layer, counted from 0, has a sliding window."""
     every = options.full_attention_every
