@@ -23,6 +23,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from torch import Tensor, nn
 
@@ -36,7 +37,7 @@ from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import Cost, LayerProfile
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.predict import predict_plan
-from megatron_ext.core import engine
+from megatron_ext.core.families import CoreFamily
 
 LAYERS = 8
 MODEL = ("engine=megatron_core", "model=tiny", "model.sequence_length=32", f"model.layers={LAYERS}")
@@ -114,13 +115,9 @@ def compared(case: Case, profile: LayerProfile) -> Outcome:
     )
     plan = PlacedTraining(training=Training.of(experiment), partition=experiment.partition, nodes=[kind])
     prediction = predict_plan(plan)
-    make = engine.make_chunk  # type: ignore[attr-defined]
-    engine.make_chunk = _sleeping(make, factor * experiment.parallel.micro_batch_size)  # type: ignore[attr-defined]
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            return outcome(case, prediction, sleeping.run(Path(folder), experiment, None))
-    finally:
-        engine.make_chunk = make  # type: ignore[attr-defined]
+    made = _sleeping(CoreFamily.make, factor * experiment.parallel.micro_batch_size)
+    with mock.patch.object(CoreFamily, "make", made), tempfile.TemporaryDirectory() as folder:
+        return outcome(case, prediction, sleeping.run(Path(folder), experiment, None))
 
 
 def _slowed(profile: LayerProfile, factor: float) -> LayerProfile:
