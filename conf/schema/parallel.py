@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from conf.errors import ConfigError
 from conf.schema.values import ranges, streams
-from conf.schema.values.partition import Shares, numbers_in, run_length_text
+from conf.schema.values.partition import Shares, numbers_in, run_length_text, stages_in
 from conf.schema.values.ranges import config
 from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
@@ -16,6 +17,7 @@ from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.parallel_config import (
     GATHERED,
     SCATTERED,
+    Offload,
     Recompute,
     broken_by_chunks,
     broken_by_replicas,
@@ -23,6 +25,9 @@ from megatron_ext.contract.parallel_config import (
 )
 from megatron_ext.contract.schedule.streams import Stream
 
+ZERO, WORD = "[0-3]", "[a-z]+"
+"""What a value of `zero` and one of `offload` are, as regular expressions."""
+ONE_OR_BY_STAGE = "{}, or one of them for each stage joined by dashes, with *N for a run of N stages, such as {}"
 AUTO = "auto"
 """In the place of a value that the least predicted time of an iteration is to choose."""
 
@@ -33,6 +38,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
 
     def __post_init__(self) -> None:
         _read_recompute(self)
+        _read_offload(self)
         _read_zero(self)
         ranges.check("parallel", self)
         _check_auto(self)
@@ -76,6 +82,20 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         tensors = (self.tensor,) * self.pipeline if isinstance(self.tensor, int) else numbers_in(self.tensor)
         replicas = (self.data * self.context,) * self.pipeline if self.replicas is None else numbers_in(self.replicas)
         return Layout(tensors, replicas)
+
+    @property
+    def zeros(self) -> tuple[int, ...]:
+        """What the replicas of each stage keep a share of, as a stage of ZeRO."""
+        if isinstance(self.zero, str):
+            return tuple(map(int, stages_in(self.zero, ZERO)))
+        return (self.zero or int(self.sharded_optimizer),) * self.pipeline
+
+    @property
+    def offloads(self) -> tuple[Offload, ...]:
+        """What the ranks of each stage keep in their host's memory."""
+        if isinstance(self.offload, Offload):
+            return (self.offload,) * self.pipeline
+        return tuple(map(Offload, stages_in(self.offload, WORD)))
 
     @property
     def by_stage(self) -> bool:
@@ -126,9 +146,50 @@ def _read_zero(parallel: Parallel) -> None:
             "parallel.zero=0 cannot be combined with parallel.sharded_optimizer=true, which is parallel.zero=1; leave "
             "one of them out"
         )
-    if type(zero) is int and 0 <= zero <= GATHERED:
+    if isinstance(zero, str):
+        zero = _once_or_by_stage(parallel, "zero", zero, ZERO, "0, 1, 2 or 3", "3*2-1")
+        zero = int(zero) if zero.isdecimal() else zero
+        object.__setattr__(parallel, "zero", zero)
+    if isinstance(zero, str):
+        object.__setattr__(parallel, "sharded_optimizer", True)  # of some stages, for not all have 0
+    elif type(zero) is int and 0 <= zero <= GATHERED:
         object.__setattr__(parallel, "sharded_optimizer", zero >= 1)
         object.__setattr__(parallel, "zero", zero if zero >= SCATTERED else None)
+    elif zero is not None and type(zero) is not int:
+        raise ConfigError(f"parallel.zero={zero} must be {ONE_OR_BY_STAGE.format('0, 1, 2 or 3', '3*2-1')}")
+
+
+def _read_offload(parallel: Parallel) -> None:
+    """Makes the text of `offload` the word that it says for all stages, where it says one."""
+    words = [word.value for word in Offload]
+    text = _once_or_by_stage(parallel, "offload", str(parallel.offload), WORD, ", ".join(words), "both*2-none", words)
+    object.__setattr__(parallel, "offload", Offload(text) if text in words else text)
+
+
+def _once_or_by_stage(
+    parallel: Parallel, key: str, text: str, item: str, allowed: str, like: str, words: Sequence[str] = ()
+) -> str:
+    """A value that is written once or by stage: the one that all stages have, or the shortest text by stage.
+
+    Args:
+        item: the regular expression of a value.
+        allowed: the values, in words.
+        like: an example by stage.
+        words: the values, where not all that `item` allows is one.
+    """
+    try:
+        found = stages_in(text, item)
+    except ValueError:
+        found = ()
+    if not found or (words and not {*found} <= {*words}):
+        raise ConfigError(f"parallel.{key}={text} must be {ONE_OR_BY_STAGE.format(allowed, like)}")
+    if len(found) > 1 and len(found) != parallel.pipeline:
+        fitted = (*found, *[found[-1]] * parallel.pipeline)[: parallel.pipeline]
+        raise ConfigError(
+            f"parallel.{key}={text} is for {plural(len(found), 'stage')}, but parallel.pipeline={parallel.pipeline}; "
+            f"use parallel.pipeline={len(found)}, or parallel.{key}={run_length_text(fitted, '-')}"
+        )
+    return found[0] if len({*found}) == 1 else run_length_text(found, "-")
 
 
 def _check_auto(parallel: Parallel) -> None:

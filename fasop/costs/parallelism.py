@@ -6,14 +6,22 @@ configurations (`configured`), whose rules are checked then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
 from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout, PlacedPlan
-from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule, Shards
+from megatron_ext.contract.parallel_config import (
+    SCATTERED,
+    Compress,
+    Offload,
+    Recompute,
+    ReduceDtype,
+    Schedule,
+    Shards,
+)
 from megatron_ext.contract.schedule.streams import Semantics, Stream
 
 Numbers = tuple[int, ...]
@@ -34,9 +42,11 @@ class Parallelism(PlacedPlan):
     sequence_parallel: bool = False
     recompute: Recompute = Recompute.none
     sharded_optimizer: bool = False
-    zero: int | None = None
+    zero: int | Numbers | None = None
+    """One for all stages, or by stage."""
     shards: Shards = Shards.equal
-    offload: Offload = Offload.none
+    offload: Offload | tuple[Offload, ...] = Offload.none
+    """One for all stages, or by stage."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
     hierarchical_reduce: bool = False
@@ -71,9 +81,9 @@ class Parallelism(PlacedPlan):
             sequence_parallel=parallel.sequence_parallel,
             recompute=parallel.recompute,
             sharded_optimizer=parallel.sharded_optimizer,
-            zero=parallel.zero,
+            zero=parallel.zeros if isinstance(parallel.zero, str) else parallel.zero,
             shards=parallel.shards,
-            offload=parallel.offload,
+            offload=parallel.offload if isinstance(parallel.offload, Offload) else parallel.offloads,
             reduce_dtype=parallel.reduce_dtype,
             compress=parallel.compress,
             hierarchical_reduce=parallel.hierarchical_reduce,
@@ -106,9 +116,9 @@ class Parallelism(PlacedPlan):
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             sharded_optimizer=self.sharded_optimizer,
-            zero=self.zero,
+            zero=run_length_text(self.zero, "-") if isinstance(self.zero, tuple) else self.zero,
             shards=self.shards,
-            offload=self.offload,
+            offload=run_length_text(self.offload, "-") if isinstance(self.offload, tuple) else self.offload,
             reduce_dtype=self.reduce_dtype,
             compress=self.compress,
             hierarchical_reduce=self.hierarchical_reduce,
@@ -131,6 +141,34 @@ class Parallelism(PlacedPlan):
         """Where ranks stand."""
         tensors = (self.tensor,) * self.pipeline if isinstance(self.tensor, int) else self.tensor
         return Layout(tensors, self.replicas or (self.data,) * self.pipeline)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all stages have tensor groups of one size, as many replicas, and keep the same of what is theirs."""
+        layout, keep = self.layout, (self.zero, self.offload)
+        return layout.even and len({*layout.tensors}) == 1 and not any(isinstance(one, tuple) for one in keep)
+
+    @property
+    def offloads(self) -> tuple[Offload, ...]:
+        """What the ranks of each stage keep in their host's memory."""
+        return self.offload if isinstance(self.offload, tuple) else (self.offload,) * self.pipeline
+
+    @cached_property
+    def any_offload(self) -> Offload:
+        """What the ranks of any stage keep there."""
+        return Offload.together(self.offload) if isinstance(self.offload, tuple) else self.offload
+
+    def of_stage(self, stage: int) -> Parallelism:
+        """Return the same plan, whose stages all keep what this one keeps."""
+        if not isinstance(self.zero, tuple) and not isinstance(self.offload, tuple):
+            return self
+        zero = self.zero[stage] if isinstance(self.zero, tuple) else self.zero or int(self.sharded_optimizer)
+        return replace(
+            self,
+            sharded_optimizer=zero > 0,
+            zero=zero if zero >= SCATTERED else None,
+            offload=self.offloads[stage],
+        )
 
     @property
     def first_replicas(self) -> int:

@@ -77,12 +77,12 @@ class Training:
     @property
     def offloads(self) -> bool:
         """Whether what the optimizer keeps lies in the memory of the nodes."""
-        return self.parallel.offload.takes_optimizer
+        return self.parallel.any_offload.takes_optimizer
 
     @property
     def offloads_activations(self) -> bool:
         """Whether what layers keep for their backward passes does."""
-        return self.parallel.offload.takes_activations
+        return self.parallel.any_offload.takes_activations
 
     @property
     def scatters(self) -> bool:

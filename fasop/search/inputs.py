@@ -32,7 +32,7 @@ from fasop.search.space.candidates import sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
 from megatron_ext.contract.models.counts import experts_of
-from megatron_ext.contract.parallel_config import Recompute, Shards, broken_by_offload
+from megatron_ext.contract.parallel_config import Recompute, Shards, broken_by_offload, of_any_stage
 from megatron_ext.contract.rules.islands import WHY_NOT
 
 PLAIN = (
@@ -89,6 +89,9 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     counted = cfg.model.get("layers") if of_module and not OmegaConf.is_missing(cfg.model, "layers") else None
     if of_module:
         cfg.model.layers = 1  # its profile knows how many
+    for key, nothing in (("zero", None), ("offload", "none")):
+        if len(of_any_stage(cfg.parallel.get(key))) > 1 or "*" in str(cfg.parallel.get(key)):
+            cfg.parallel[key] = nothing  # for the stages of another plan
     parallel = to_object(cfg, Parallel, "parallel")
     if parallel.schedule_file is not None:
         raise SearchError(
@@ -147,11 +150,12 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         islands=train.sync_every is not None,
         may_propose_islands=train.sync_every is None and why_no_islands is None,
     )
-    if parallel.offload is Offload.none:
+    offload = inputs.training.parallel.any_offload
+    if offload is Offload.none:
         return inputs
-    for broken in _broken(parallel.offload, parallel, train, choices):
+    for broken in _broken(offload, parallel, train, choices):
         raise SearchError(broken)
-    return offloading(inputs, parallel.offload)
+    return offloading(inputs, offload)
 
 
 def _why_no_islands(parallel: Parallel, train: Train, engine: Engine, choices: Choices) -> str | None:
@@ -165,7 +169,7 @@ def _why_no_islands(parallel: Parallel, train: Train, engine: Engine, choices: C
     for rule, key, value, wanted in (
         ("sharded_optimizer", "sharded_optimizer", False not in choices.sharded_optimizer, "false"),
         ("hierarchical_stages", "hierarchical_reduce", parallel.hierarchical_reduce, "false"),
-        ("offload", "offload", parallel.offload.takes_optimizer, "none"),
+        ("offload", "offload", parallel.offloads[0].takes_optimizer, "none"),
     ):
         if value:
             why = WHY_NOT.get(rule, "islands step a copy of all weights on the GPU")
@@ -277,9 +281,9 @@ def of_experiment(experiment: Experiment) -> Inputs:
     choices = _scattering(choices, own)
     plain = Parallelism(
         global_batch_size=own.global_batch_size,
-        zero=own.zero,
+        zero=None if isinstance(own.zero, tuple) else own.zero,
         shards=own.shards,
-        offload=own.offload,
+        offload=own.any_offload,
         reduce_dtype=own.reduce_dtype,
         compress=own.compress,
         hierarchical_reduce=own.hierarchical_reduce,

@@ -116,10 +116,6 @@ class Layout:
             [rank for stage in range(self.stages) for rank in self._group(stage, dp)] for dp in range(self.replicas[0])
         ]
 
-    def copies_in_model_group(self, stage: int, sharded: bool = False) -> int:
-        """How many ranks of such a group have the same gradients of this stage's weights."""
-        return 1 if sharded or self.even else self.replicas[stage]
-
     def channel_groups(self, stages: Sequence[int]) -> List[List[int]]:
         """Ranks of these stages that hand activations to each other."""
         if not self.even:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterator, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterable, Iterator, List, Optional, Union
 
 from megatron_ext.contract.keys import Get, Range, Word, option, shown
 from megatron_ext.contract.schedule.schedules import DEFAULT, OF_ANY_COUNT, SCHEDULES, PipelineSchedule
@@ -17,9 +17,10 @@ from megatron_ext.contract.train_config import LAMB
 
 if TYPE_CHECKING:
     OneOrMany = Union[int, str]
+    ZeroByStage = Optional[OneOrMany]
     Chosen = int
 else:
-    OneOrMany = Chosen = Any  # omegaconf 2.3 cannot merge a union into a part that has no value yet
+    OneOrMany = ZeroByStage = Chosen = Any  # omegaconf 2.3 cannot merge a union into a part that has no value yet
 
 MOST_RANKS = 2**17
 """The most ranks of a plan."""
@@ -141,6 +142,29 @@ class Offload(Word):
     def takes_activations(self) -> bool:
         return self in (Offload.activations, Offload.both)
 
+    @classmethod
+    def together(cls, ways: Iterable[Offload]) -> Offload:
+        """Return what is kept there by any of several ranks."""
+        every = {*ways} - {cls.none}
+        return cls.both if len(every) > 1 else next(iter(every), cls.none)
+
+
+if TYPE_CHECKING:
+    OffloadByStage = Union[Offload, str]
+else:
+    OffloadByStage = str  # omegaconf would take no text for a word
+
+
+def of_any_stage(value: object) -> List[str]:
+    """List what a value says of any stage that is written once for all stages or stage by stage: `3*2-1` says 3 and
+    1."""
+    return [item.partition("*")[0].strip() for item in str(value).split("-")]
+
+
+def largest_zero(value: object) -> int:
+    """Return the largest stage of ZeRO that a value of `zero` has for any stage; 0 for none."""
+    return 0 if value is None else max(map(int, of_any_stage(value)))
+
 
 LEAST_OFFLOADED = 2**16
 """Bytes of an activation below which it stays on the GPU."""
@@ -196,17 +220,19 @@ class Parallel:
     stage, or of each of its chunks."""
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state: another name of `zero=1`."""
-    zero: Optional[int] = option(None, Range(0, 3))
+    zero: ZeroByStage = option(None, Range(0, 3))
     """What a replica keeps only its share of, by the stages of ZeRO. 1: the optimizer's state; 2: the sums of
     gradients, too, which replicas add up after each micro-batch; 3: the weights, too, which replicas gather block by
-    block in each pass; 0: nothing; null: 1 with `sharded_optimizer`, else 0."""
+    block in each pass; 0: nothing; null: 1 with `sharded_optimizer`, else 0. One number, or one per stage, such as
+    3-1."""
     shards: Shards = Shards.equal
     """How large a part each replica of a stage keeps of what `zero` or `sharded_optimizer` shares out. `memory`: in
     proportion to the memory that all else leaves on its GPU, where a stage lies on unlike GPUs."""
-    offload: Offload = Offload.none
-    """What ranks keep in their host's memory. `optimizer`: the optimizer's state and its fp32 weights, which pass
-    through the GPU piece by piece in each update; 12 bytes a parameter less with 16-bit weights and Adam.
-    `activations`: what layers keep for their backward passes, all but two layers of it."""
+    offload: OffloadByStage = Offload.none
+    """What ranks keep in their host's memory. `none`; `optimizer`: the optimizer's state and its fp32 weights, which
+    pass through the GPU piece by piece in each update, 12 bytes a parameter less with 16-bit weights and Adam;
+    `activations`: what layers keep for their backward passes, all but two layers of it; `both`. One word, or one per
+    stage, such as optimizer-none."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
     hierarchical_reduce: bool = False
@@ -311,28 +337,29 @@ def broken_by_stream(get: Get, prefix: str) -> Iterator[str]:
 
 def broken_by_offload(get: Get, of_train: Get, prefix: str) -> Iterator[str]:
     """Every rule broken by what a rank keeps in its host's memory; `of_train` gives keys of the training."""
-    offload = Offload(get("offload", None) or Offload.none)
+    text = get("offload", None) or Offload.none
+    offload = Offload.together(map(Offload, of_any_stage(text)))
     optimizer, sync_every = of_train("optimizer", None), of_train("sync_every", None)
     recompute = get("recompute", Recompute.none)
     if offload.takes_activations and recompute != Recompute.none:
         yield (
-            f"{prefix}offload={offload} cannot be combined with {prefix}recompute={recompute}: what a layer keeps is "
+            f"{prefix}offload={text} cannot be combined with {prefix}recompute={recompute}: what a layer keeps is "
             f"in the host's memory, or is computed again; use {prefix}recompute=none, or {prefix}offload="
             + ("optimizer" if offload.takes_optimizer else "none")
         )
     if offload.takes_activations and get("streams", None) is not None:
         yield (
-            f"{prefix}offload={offload} cannot be combined with {prefix}streams={shown(get('streams', None))}, whose "
+            f"{prefix}offload={text} cannot be combined with {prefix}streams={shown(get('streams', None))}, whose "
             f"copies of the model pass beside each other; use {prefix}streams=null, or {prefix}offload=none"
         )
     if offload.takes_optimizer and sync_every is not None:
         yield (
-            f"{prefix}offload={offload} cannot be combined with train.sync_every={sync_every}, for islands step a copy "
+            f"{prefix}offload={text} cannot be combined with train.sync_every={sync_every}, for islands step a copy "
             f"of all weights on the GPU; use {prefix}offload=none, or train.sync_every=null"
         )
     if offload.takes_optimizer and optimizer == LAMB:
         yield (
-            f"{prefix}offload={offload} cannot be combined with train.optimizer={LAMB}, whose updates need the norms "
+            f"{prefix}offload={text} cannot be combined with train.optimizer={LAMB}, whose updates need the norms "
             f"of whole weight matrices; use {prefix}offload=none, or another optimizer"
         )
 
@@ -379,11 +406,31 @@ def broken_by_shards(get: Get, prefix: str, shards: str, given: Callable[[str], 
             )
 
 
+NOT_BY_STAGE = {
+    "adapt": "gradients are compared where all ranks keep the same of them",
+    "elastic": "the stages may be others when a node is lost",
+    "schedule_file": "only the passes of named schedules are known stage by stage",
+}
+"""Why a key of plan.json does not go with what stages keep each in a way of its own."""
+
+
+def broken_by_stages(get: Get, prefix: str, by_stage: str, given: Callable[[str], str]) -> Iterator[str]:
+    """Every rule broken by `zero` or `offload` by stage, which `by_stage` says with its key, as `given` does others."""
+    key = by_stage.partition("=")[0]
+    for other, why in NOT_BY_STAGE.items():
+        if get(other, None):
+            yield (
+                f"{by_stage} cannot be combined with {given(other)}, for {why}; use one {key} for all stages, or "
+                "leave that out"
+            )
+
+
 def broken_by_zero(get: Get, prefix: str, given: Callable[[str], str]) -> Iterator[str]:
     """Every rule broken by what replicas keep a share of. `given` returns a key of plan.json with its value, as whoever
     gave it knows it."""
     zero = get("zero", None)
-    if zero is None or zero < SCATTERED:
+    largest = largest_zero(zero)
+    if largest < SCATTERED:
         return
     for key, why in NOT_SCATTERED.items():
         if get(key, None):
@@ -391,13 +438,13 @@ def broken_by_zero(get: Get, prefix: str, given: Callable[[str], str]) -> Iterat
                 f"{prefix}zero={zero} cannot be combined with {given(key)}, for {why}; use {prefix}zero=1 or 0, or "
                 "leave that out"
             )
-    for key, why in NOT_GATHERED.items() if zero >= GATHERED else ():
+    for key, why in NOT_GATHERED.items() if largest >= GATHERED else ():
         if get(key, None):
             yield (
                 f"{prefix}zero={zero} cannot be combined with {given(key)}, for {why}; use {prefix}zero={SCATTERED}, "
                 "or leave that out"
             )
-    if zero < GATHERED and get("chunks", 1) > 1 and get("shares", None) is not None:
+    if largest < GATHERED and get("chunks", 1) > 1 and get("shares", None) is not None:
         yield (
             f"{prefix}zero={zero} cannot be combined with both {given('chunks')} and {given('shares')}, for replicas "
             f"then pass their chunks in unlike orders; use {prefix}zero=1, {prefix}chunks=1 or {prefix}shares=null"

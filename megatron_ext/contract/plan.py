@@ -82,7 +82,9 @@ since."""
 TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 ENGINES = (TDPP, MEGATRON_CORE, MEGATRON_LM)
 """What trains."""
-_SINCE_VERSION_2 = ("islands", "shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic")
+_SINCE_VERSION_2 = (
+    *("islands", "shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic", "zeros", "offloads"),
+)
 BUCKET_BYTES = 16 * 2**20
 """Bytes of gradients that one message sums at least: large enough for bandwidth, small enough to overlap. A larger
 matrix is a message of its own."""
@@ -115,11 +117,16 @@ class Content:
     sharded_optimizer: bool
     zero: Optional[int] = field(metadata=about(between(SCATTERED, GATHERED), written=False))
     """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; 3, where it
-    does so with weights, too; null: they are whole."""
+    does so with weights, too; null: they are whole. Where stages differ, the largest."""
+    zeros: Optional[List[int]] = field(metadata=about(between(0, GATHERED), written=False))
+    """The same by stage, where stages differ: 1 with a sharded optimizer alone, 0 where all replicas keep all; since
+    version 2."""
     shards: Optional[List[List[int]]] = field(metadata=about(COUNT, written=False))
     """For each stage, the proportions in which its replicas keep what they share out; null: all are equal."""
     offload: Optional[Offload] = field(metadata=about(written=False))
-    """Null: none."""
+    """Null: none. Where stages differ, what any of them has."""
+    offloads: Optional[List[Offload]] = field(metadata=about(written=False))
+    """The same by stage, where stages differ; since version 2."""
     reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))
     """Null: fp32."""
     compress: Optional[Compress] = field(metadata=about(written=False))
@@ -261,6 +268,19 @@ class Plan(PlacedPlan, Content):
     def proportions(self, stage: int) -> List[int]:
         """Return the proportions in which the replicas of a stage keep what they share out."""
         return [1] * self.layout.replicas[stage] if self.shards is None else self.shards[stage]
+
+    def zero_of(self, stage: int) -> int:
+        """Return what the replicas of a stage keep a share of, as a stage of ZeRO."""
+        return (self.zero or int(self.sharded_optimizer)) if self.zeros is None else self.zeros[stage]
+
+    def offload_of(self, stage: int) -> Offload:
+        """Return what the ranks of a stage keep in the host's memory."""
+        return (self.offload or Offload.none) if self.offloads is None else self.offloads[stage]
+
+    def copies_in_model_group(self, stage: int) -> int:
+        """Return how many ranks of a `Layout.model_groups` have the same gradients of this stage's weights."""
+        once = self.zero_of(stage) > 0 if self.sharded_optimizer else self.layout.even
+        return 1 if once else self.layout.replicas[stage]
 
     @property
     def by_node(self) -> List[List[List[int]]]:

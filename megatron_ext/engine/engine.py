@@ -116,8 +116,9 @@ class Engine(AnyEngine):
         """Lays weights and gradients out in flat memory, for the optimizer and the sums over replicas."""
         plan, place, groups = self._plan, self._place, self._groups
         replicas = plan.layout.replicas[place.stage]
-        shares = plan.proportions(place.stage) if plan.sharded_optimizer else [1]
-        gathers = len(shares) > 1 and plan.zero == GATHERED
+        zero, offload = plan.zero_of(place.stage), plan.offload_of(place.stage)
+        shares = plan.proportions(place.stage) if zero else [1]
+        gathers = len(shares) > 1 and zero == GATHERED
         self.flat = FlatWeights(
             self._named,
             DTYPES[plan.train.precision],
@@ -127,7 +128,7 @@ class Engine(AnyEngine):
             bucket_bytes=BUCKET_BYTES,
             late=late_names(plan, self.task, place, self._named, self._owned),
             parts=1 if groups.by_node is None else dist.get_world_size(groups.by_node.within),
-            scatters=len(shares) > 1 and (plan.zero or 0) >= SCATTERED,
+            scatters=len(shares) > 1 and zero >= SCATTERED,
             blocks={name: block for name, (block, _) in self.places.items()} if gathers else None,
         )
         self._gradients = Gradients(
@@ -139,13 +140,13 @@ class Engine(AnyEngine):
             plan.train,
             groups.tensor if streams else groups.model,
             DataGroup(replicas, place.dp, groups.data, groups.by_node),
-            plan.sharded_optimizer,
+            zero > 0,
             self._gradients.elsewhere,
             groups.tensor,
             {name for name, _ in self._named if self.task.shard(name) is not None},
-            copies=1 if streams else plan.layout.copies_in_model_group(place.stage, plan.sharded_optimizer),
+            copies=1 if streams else plan.copies_in_model_group(place.stage),
             cuts=self._gradients.ends if plan.train.overlap_optimizer else (),
-            offloads=plan.offload is not None and plan.offload.takes_optimizer,
+            offloads=offload.takes_optimizer,
         )
 
     def _defer_weight_grads(self) -> None:
@@ -169,7 +170,7 @@ class Engine(AnyEngine):
         self.stopwatch = None if plan.adapt is None else Stopwatch(self.device)
         self._executor = factory.executor(self._stages, plan.micro_batch_size, self._recorder, self._later)
         self._executor.stopwatch = self.stopwatch
-        if plan.offload is not None and plan.offload.takes_activations:
+        if plan.offload_of(self._place.stage).takes_activations:
             self._executor.host = HostActivations(self.device)
             for stage in self._stages:
                 self._executor.host.keep(stage.counted)

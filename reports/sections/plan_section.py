@@ -14,6 +14,7 @@ from typing import Any
 from conf.schema.values.partition import Partition
 from conf.visible import plural
 from megatron_ext.contract.models.keys import DEFAULT
+from megatron_ext.contract.parallel_config import Offload
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from reports.facts.labels import dashed, schedule_name
 from reports.figures.page import Cell, Row, bullets, copyable, leaves, table
@@ -138,13 +139,15 @@ def _counted(plan: Plan) -> str:
 
 def _unusual(plan: Plan) -> list[str]:
     """What is not as it is by default."""
+    takes = Offload(plan.offload or Offload.none)
     chosen = {
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
-        "a sharded optimizer": plan.sharded_optimizer and plan.zero is None,
-        f"ZeRO stage {plan.zero}": plan.zero is not None,
+        "a sharded optimizer": plan.sharded_optimizer and plan.zero is None and plan.zeros is None,
+        f"ZeRO stage {plan.zero}": plan.zero is not None and plan.zeros is None,
+        f"ZeRO stages {dashed(plan.zeros or ())}, pipeline stage by stage": plan.zeros is not None,
         f"replicas that keep unlike parts ({_parts(plan)})": plan.shards is not None,
-        "the optimizer's state in the host's memory": plan.offload in ("optimizer", "both"),
-        "activations in the host's memory": plan.offload in ("activations", "both"),
+        f"the optimizer's state in the host's memory{_of_stages(plan, 'takes_optimizer')}": takes.takes_optimizer,
+        f"activations in the host's memory{_of_stages(plan, 'takes_activations')}": takes.takes_activations,
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
         f"messages between stages in {plan.compress}": plan.compress not in (None, "none"),
         "gradients summed within nodes first": bool(plan.hierarchical_stages),
@@ -153,6 +156,12 @@ def _unusual(plan: Plan) -> list[str]:
         f"precision {plan.train.precision}": plan.train.precision not in ("fp32", UNKNOWN),
     }
     return [words for words, is_so in chosen.items() if is_so]
+
+
+def _of_stages(plan: Plan, takes: str) -> str:
+    """Name the stages whose ranks keep something in the host's memory, where those of others do not."""
+    some = [stage for stage in range(plan.pipeline) if getattr(Offload(plan.offload_of(stage)), takes)]
+    return "" if len(some) == plan.pipeline else f" (stages {', '.join(map(str, some))})"
 
 
 def _parts(plan: Plan) -> str:

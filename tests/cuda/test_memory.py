@@ -14,7 +14,7 @@ import pytest
 import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from benchmarks.gpu_counts import CASES, DOCUMENTS, MICRO_BATCHES, TOKENS, Case, Counter, words_of
+from benchmarks.gpu_counts import CASES, DOCUMENTS, GPT, MICRO_BATCHES, TOKENS, Case, Counter, words_of
 from conf.compose import compose
 from fasop.costs.memory.host_activations import kept_by_layer
 from fasop.costs.training import Training
@@ -97,6 +97,22 @@ def test_offloaded_activations_leave_as_much_memory_as_is_predicted(name: str, t
         assert rank.copied["gpu-host"] == pytest.approx(MICRO_BATCHES * layers * of_layer, rel=0.01)
         assert layers - 1 <= rank.copied["host-gpu"] / (MICRO_BATCHES * of_layer) <= 1.01 * layers
         assert sum(rank.waits.values()) <= 3
+
+
+STAGES = "parallel.pipeline=2 parallel.partition=6-6"
+BY_STAGE = {
+    "zero=3-1": Case(4, GPT, f"{STAGES} parallel.data=2 parallel.zero=3-1"),
+    "zero=0-2": Case(4, GPT, f"{STAGES} parallel.data=2 parallel.zero=0-2"),
+    "offload=optimizer-activations": Case(2, GPT, f"{STAGES} parallel.data=1 parallel.offload=optimizer-activations"),
+}
+
+
+@pytest.mark.parametrize("case", BY_STAGE.values(), ids=BY_STAGE.keys())
+def test_memory_of_stages_that_keep_unlike_things_is_predicted(case: Case, tmp_path: Path) -> None:
+    counter = Counter(tmp_path)
+    run = counter.run_of(case)
+    counter.ours(run, case.gpus)
+    assert_memory_as_predicted(words_of(case), run, -COUNTED, COUNTED)
 
 
 def drawn(kind: str, number: int) -> tuple[dict[str, int], tuple[str, ...], Case]:

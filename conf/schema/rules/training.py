@@ -19,7 +19,14 @@ from conf.schema.parallel import AUTO, Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
-from megatron_ext.contract.parallel_config import Recompute, Shards, broken_by_offload, broken_by_shards, broken_by_zero
+from megatron_ext.contract.parallel_config import (
+    Recompute,
+    Shards,
+    broken_by_offload,
+    broken_by_shards,
+    broken_by_stages,
+    broken_by_zero,
+)
 
 
 def check(train: Train, model: Model, data: Data, executor: Executor) -> None:
@@ -151,6 +158,11 @@ def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic)
     told = {key: f"{name}={shown(value)}" for key, (name, value) in given.items()}
     for broken in broken_by_zero(lambda key, _: given[key][1], "parallel.", told.__getitem__):
         raise ConfigError(broken)
+    for key, by_stage in (("zero", parallel.zeros), ("offload", parallel.offloads)):
+        if len({*by_stage}) > 1:
+            text = f"parallel.{key}={getattr(parallel, key)}"
+            for broken in broken_by_stages(lambda key, _: given[key][1], "parallel.", text, told.__getitem__):
+                raise ConfigError(broken)
     if parallel.shards is Shards.equal:
         return
     wrong = f"parallel.shards={parallel.shards}"

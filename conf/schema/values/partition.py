@@ -162,6 +162,21 @@ def numbers_in(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
+def stages_in(text: str, item: str) -> tuple[str, ...]:
+    """Values by stage, each of the regular expression `item`, joined by dashes, with `*N` for a run of N: `3*2-1`.
+
+    Raises:
+        ValueError: what is wrong, in words.
+    """
+    found: list[str] = []
+    for one in text.split("-"):
+        match = re.fullmatch(rf"\s*({item})\s*(?:\*\s*([1-9][0-9]{{0,5}}))?\s*", one)
+        if match is None or len(found) + int(match[2] or 1) > MOST_RANKS:
+            raise ValueError(f"{one!r} is neither one of them nor VALUE*TIMES")
+        found += [match[1]] * int(match[2] or 1)
+    return tuple(found)
+
+
 def run_length_text(items: Iterable[object], join: str) -> str:
     """The same item several times in a row as `item*N`."""
     runs = ((item, sum(1 for _ in same)) for item, same in groupby(items))

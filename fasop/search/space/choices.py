@@ -23,6 +23,8 @@ FOUND = ("partition", "node_order", "shares", "replicas")
 """What nobody can give: finding it is what a search is for."""
 SEARCHED = tuple(schedule for schedule in Schedule if schedule.definition.searched)
 """Schedules that can be the fastest, and that flush."""
+BY_STAGE = ("zero", "offload")
+"""What a launch also takes stage by stage."""
 NOT_SEARCHED = ("semantics", "update_every", "depth")
 """What only a launch takes."""
 
@@ -150,7 +152,11 @@ def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list
     for word in overrides:
         name, equals, value = word.partition("=")
         key = name.removeprefix("++").removeprefix("parallel.")
-        if not equals or name.removeprefix("++") != f"parallel.{key}" or key not in (*_KEYS, *FOUND, *NOT_SEARCHED):
+        if (
+            not equals
+            or name.removeprefix("++") != f"parallel.{key}"
+            or key not in (*_KEYS, *FOUND, *NOT_SEARCHED, *BY_STAGE)
+        ):
             others.append(word)
         elif key in NOT_SEARCHED:
             raise SearchError(
@@ -159,10 +165,16 @@ def split(overrides: Sequence[str]) -> tuple[Mapping[str, tuple[Any, ...]], list
             )
         elif value == AUTO and key in ("shares", "micro_batch_size"):
             continue
+        elif key in BY_STAGE and ("-" in value or "*" in value):
+            raise SearchError(
+                f"{word}: a search takes one value of it for all stages; give one of them, or leave it out"
+            )
         elif key in FOUND:
             raise SearchError(
                 f"{word}: the search itself finds the {key.replace('_', ' ')}; leave it out{_instead(key)}"
             )
+        elif key in BY_STAGE:
+            others.append(word)
         else:
             given[key] = read(f"parallel.{key}", value, several(_KEYS[key]), SearchError)
     return given, others

@@ -27,8 +27,9 @@ from megatron_ext.contract.schedule.iteration import replicated, schedule
 from megatron_ext.contract.schedule.schedules import Actions
 from megatron_ext.contract.schedule.streams import Semantics
 
-Size = tuple[int, int]
-"""A stage's size: ranks of a tensor group, and replicas."""
+Size = tuple[int, int, int]
+"""A stage's size: ranks of a tensor group, and replicas; and the first stage that keeps the same share of what replicas
+may share out, and the same in its host's memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +115,11 @@ class HeterogeneousStages:
 
     def __init__(self, plan: PlacedTraining) -> None:
         self._plan, self._layout = plan, plan.training.parallel.layout
-        self.sizes: list[Size] = [*zip(self._layout.tensors, self._layout.replicas, strict=True)]
+        kept = [plan.training.parallel.of_stage(stage) for stage in range(self._layout.stages)]
+        alike = [kept.index(one) for one in kept]
+        self.sizes: list[Size] = [*zip(self._layout.tensors, self._layout.replicas, alike, strict=True)]
         """The size of each stage."""
-        self._trained = {size: _like(plan.training, *size) for size in dict.fromkeys(self.sizes)}
+        self._trained = {size: _like(plan.training, *size[:2], kept[size[2]]) for size in dict.fromkeys(self.sizes)}
         placed = _UnlikeNodes(plan.nodes, self._layout)
         self.whole = self._lines(self._trained, placed)
         """For each size, each stage as slow as its slowest GPU."""
@@ -134,7 +137,7 @@ class HeterogeneousStages:
     @property
     def _unshared(self) -> Mapping[Size, Training]:
         """Those whose ranks may hand on all of a message, and not their share of its sequence."""
-        tensors = {tensor for tensor, _ in self._trained}
+        tensors = {tensor for tensor, _, _ in self._trained}
         return self._trained if self._plan.training.parallel.sequence_parallel and len(tensors) > 1 else {}
 
     @property
@@ -258,9 +261,8 @@ class _UnlikeNodes(Nodes):
         ]
 
 
-def _like(training: Training, tensor: int, replicas: int) -> Training:
+def _like(training: Training, tensor: int, replicas: int, parallel: Parallelism) -> Training:
     """With the sizes of one stage in all of them."""
-    parallel = training.parallel
     count = parallel.global_batch_size // parallel.micro_batch_size
     shares = parallel.shares
     if not parallel.layout.even and parallel.stream is None:

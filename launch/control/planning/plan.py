@@ -22,6 +22,7 @@ from launch.control.planning.predictions import elastic_of, rehearsal_times, sta
 from launch.history.failures import mean_time_between_failures
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
+from megatron_ext.contract.parallel_config import SCATTERED
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import (
     Corpus,
@@ -66,9 +67,11 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         sequence_parallel=parallel.sequence_parallel,
         recompute=parallel.recompute,
         sharded_optimizer=parallel.sharded_optimizer,
-        zero=parallel.zero,
+        zero=largest if (largest := max(parallel.zeros)) >= SCATTERED else None,
+        zeros=list(parallel.zeros) if len({*parallel.zeros}) > 1 else None,
         shards=_shards(experiment),
-        offload=None if parallel.offload is Offload.none else parallel.offload,
+        offload=None if parallel.offload is Offload.none else Offload.together(parallel.offloads),
+        offloads=list(parallel.offloads) if len({*parallel.offloads}) > 1 else None,
         reduce_dtype=None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
         compress=None if parallel.compress is Compress.none else parallel.compress,
         hierarchical_stages=_hierarchical_stages(experiment),

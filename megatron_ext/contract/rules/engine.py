@@ -27,6 +27,7 @@ _ALIKE = {
     "schedule_file": f"null {WITH}, which reads no schedules; engine=tdpp does",
     "hierarchical_stages": f"null {WITH}, which leaves the order of sums to NCCL; engine=tdpp sums by node",
     "zero": f"at most 1 {WITH}, where sharded_optimizer shares the optimizer's state out; engine=tdpp has more",
+    "zeros": f"one number {WITH}, whose stages share out the same; engine=tdpp has one for each stage",
     "shards": f"equal {WITH}, whose replicas keep as much each; engine=tdpp has parts by memory",
     "offload": f"none {WITH}; engine=tdpp keeps the optimizer or activations in the host's memory",
     "reduce_dtype": f"fp32 {WITH}, which sums gradients in fp32; engine=tdpp sums in bf16, too",

@@ -159,7 +159,7 @@ class Gradients:
                     elsewhere.add(id(owned[owner]))
         self.elsewhere = [here for name, here in flat.slices.items() if id(flat.parameters[name]) in elsewhere]
         """Where, in the flat weights, those lie that another rank has, too, and counts in the norm."""
-        copies = plan.layout.copies_in_model_group(place.stage, plan.sharded_optimizer)
+        copies = plan.copies_in_model_group(place.stage)
         self._halves = HalfGradients(flat, self.elsewhere, groups.model, copies)
 
     @property
