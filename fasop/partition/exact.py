@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Protocol
 
 import numpy as np
 
@@ -59,32 +60,90 @@ class Proof:
     """How many were looked at."""
 
 
-def proved(one: Pipelines, layers: int, begin: Integers, boxes: int) -> Proof:
-    """The best partition, from `begin` [parts, 1], which fits; and its bound, the best that so many boxes prove."""
+def proved(one: Pipelines, layers: int, begin: Integers, boxes: int, enough: float = np.inf) -> Proof:
+    """The best partition, from `begin` [parts, 1], which fits; and its bound, the best that so many boxes prove, at
+    most `enough`."""
     if one.order is not None:
         partition, seconds, bound = proved_of_heterogeneous_layers(one, begin)
         return Proof(partition=partition, seconds=seconds, bound=bound, boxes=0)
-    search = _Search(one, layers, begin)
+    return proved_of_paths(_PipelinePaths(one, layers), layers, begin, boxes, enough)
+
+
+def proved_of_paths(one: Paths, layers: int, begin: Integers, boxes: int, enough: float = np.inf) -> Proof:
+    """Do as `proved`, where all layers are alike, of whatever has such paths."""
+    search = _Search(one, layers, begin, enough)
     bound, looked_at = search.run(boxes)
-    seconds = float(one.iteration(search.best)[0])
-    return Proof(partition=search.best, seconds=seconds, bound=min(bound, seconds), boxes=looked_at)
+    bound = min(bound, search.seconds, enough)
+    return Proof(partition=search.best, seconds=search.seconds, bound=bound, boxes=looked_at)
+
+
+class Paths(Protocol):
+    """What is to be cut into parts, and its longest paths of waits."""
+
+    parts: int
+    capacity: Integers
+    """[stages]: the layers that each may have, in all its parts."""
+
+    def seconds(self, partition: Integers) -> float:
+        """Return what a partition [parts, 1] that fits takes."""
+        ...
+
+    def longest(self, divisions: Layers) -> tuple[Floats, Floats]:
+        """Return the longest paths with divisions [parts, divisions], not into whole layers alone: [parts, paths]
+        seconds that each gains with a layer of a part, and [paths] what it takes beside layers. No partition takes less
+        than a path does with it."""
+        ...
+
+    def broken(self, partition: Integers) -> tuple[Floats, Floats] | None:
+        """Return rows [rows, parts] and what they may be with amounts at most, of which a partition [parts] breaks one:
+        none where it does not fit all the same; None if it fits."""
+        ...
+
+
+class _PipelinePaths:
+    """Those of a pipeline, whose backward passes may hide sums."""
+
+    def __init__(self, one: Pipelines, layers: int) -> None:
+        self._one, self._paths = one, one.unhidden(layers)
+        self.parts, self.capacity = one.parts_count, one.capacity[:, 0]
+
+    def seconds(self, partition: Integers) -> float:
+        return float(self._one.iteration(partition)[0])
+
+    def longest(self, divisions: Layers) -> tuple[Floats, Floats]:
+        slopes, seconds = self._paths.take(np.zeros(divisions.shape[1], np.int64)).longest(divisions)
+        return slopes, seconds - (slopes * divisions).sum(axis=0)
+
+    def broken(self, partition: Integers) -> tuple[Floats, Floats] | None:
+        """List the memory that stages exceed, each at its fullest moment: all limits would be many."""
+        one = self._one
+        if one.fits(partition.reshape(-1, 1))[0]:
+            return None
+        if one.shares is None:
+            return np.zeros((0, self.parts)), np.zeros(0)
+        of_stages = one.shares[:, np.newaxis, :, 0] * _of_stages(self.parts, len(self.capacity))
+        taken = of_stages @ partition
+        broken = np.nonzero(taken.max(axis=0) > FULL)[0]
+        return of_stages[taken.argmax(axis=0)[broken], broken], np.full(len(broken), FULL)
+
+
+def _of_stages(parts: int, stages: int) -> Integers:
+    """[stages, parts]: 1 where a part is of a stage."""
+    return np.tile(np.eye(stages, dtype=np.int64), parts // stages)
 
 
 class _Search:
     """Boxes, those with the lowest bounds first."""
 
-    def __init__(self, one: Pipelines, layers: int, begin: Integers) -> None:
-        self._one = one
-        self._paths = one.unhidden(layers)
-        self.best, self.seconds = begin, float(one.iteration(begin)[0])
-        chunks = one.parts_count // one.stages
-        self._stages = np.tile(np.eye(one.stages, dtype=np.int64), chunks)
-        """[stages, parts]: 1 where a part is of a stage."""
-        self._high = np.tile(np.minimum(one.capacity[:, 0], layers), chunks)
+    def __init__(self, one: Paths, layers: int, begin: Integers, enough: float) -> None:
+        self._one, self._asked = one, enough
+        self.best, self.seconds = begin, one.seconds(begin)
+        chunks = one.parts // len(one.capacity)
+        self._high = np.tile(np.minimum(one.capacity, layers), chunks)
         self._known = {begin[:, 0].tobytes()}
-        self._problem = MinimaxLP(layers, one.parts_count)
+        self._problem = MinimaxLP(layers, one.parts)
         if chunks > 1:
-            self._problem.limit(self._stages, one.capacity[:, 0], whole=True)
+            self._problem.limit(_of_stages(one.parts, len(one.capacity)), one.capacity, whole=True)
         self._cut(_crowded(begin[:, 0]))
         self._cut(begin)
 
@@ -110,7 +169,7 @@ class _Search:
     @property
     def _enough(self) -> float:
         """A box that cannot go below this is of no use."""
-        return self.seconds * (1 - EXACT)
+        return min(self.seconds * (1 - EXACT), self._asked)
 
     def _whole_box(self) -> Solved:
         """Solve the box of all partitions."""
@@ -125,19 +184,17 @@ class _Search:
     def _cut_off(self, solved: Solved, most: int) -> Solved:
         """Cuts at the solution, until its longest path is known."""
         for _ in range(most):
-            if not np.isfinite(solved.least) or self._cut(solved.amounts.reshape(-1, 1))[0] <= solved.least * (
-                1 + NEAR
-            ):
+            if not np.isfinite(solved.least) or self._cut(solved.amounts.reshape(-1, 1)) <= solved.least * (1 + NEAR):
                 break
             self._try(_rounded(solved))
             solved = self._problem.solve(solved.node)
         return solved
 
-    def _cut(self, partitions: Layers) -> Floats:
-        """At these; returns their seconds, with nothing hidden."""
-        slopes, seconds = self._paths.take(np.zeros(partitions.shape[1], np.int64)).longest(partitions)
-        self._problem.cut(slopes.T, seconds - (slopes * partitions).sum(axis=0))
-        return seconds
+    def _cut(self, partitions: Layers) -> float:
+        """At these; returns the seconds of the longest path of the first of them, with nothing hidden."""
+        slopes, constants = self._one.longest(partitions)
+        self._problem.cut(slopes.T, constants)
+        return float((constants + partitions[:, 0] @ slopes).max(initial=0.0))
 
     def _try(self, partition: Integers) -> bool:
         """Keeps it if it is the best so far; returns whether the problem has a new cut or limit for it."""
@@ -145,25 +202,13 @@ class _Search:
         if partition.tobytes() in self._known:
             return False
         self._known.add(partition.tobytes())
-        if not self._one.fits(column)[0]:
-            return self._limit_memory(partition)
-        seconds = self._cut(column)
-        taken = float((seconds if self._one.hidden is None else self._one.iteration(column))[0])
-        if taken < self.seconds:
+        if (broken := self._one.broken(partition)) is not None:
+            self._problem.limit(*broken, whole=False)
+            return len(broken[0]) > 0
+        self._cut(column)
+        if (taken := self._one.seconds(column)) < self.seconds:
             self.best, self.seconds = column, taken
         return True
-
-    def _limit_memory(self, partition: Integers) -> bool:
-        """Adds what of its stages' memory a partition breaks, each at its fullest moment: all limits would be many."""
-        if self._one.shares is None:
-            return False
-        of_stages = self._one.shares[:, np.newaxis, :, 0] * self._stages
-        taken = of_stages @ partition
-        broken = np.nonzero(taken.max(axis=0) > FULL)[0]
-        if len(broken):
-            rows = of_stages[taken.argmax(axis=0)[broken], broken]
-            self._problem.limit(rows, np.full(len(rows), FULL), whole=False)
-        return len(broken) > 0
 
     def _halved(self, solved: Solved) -> list[Solved]:
         """Where that raises both bounds most, of the amounts that are farthest from whole numbers."""
@@ -173,7 +218,7 @@ class _Search:
         for number in np.argsort(-distance, kind="stable")[:TRIED]:
             if distance[number] > WHOLE:
                 halves = [self._problem.solve(node) for node in _sides(solved, int(number))]
-                below, above = (min(half.least, self.seconds) - solved.least + EXACT for half in halves)
+                below, above = (min(half.least, self._enough) - solved.least + EXACT for half in halves)
                 if below * above > most:
                     best, most = halves, below * above
         return best

@@ -11,45 +11,53 @@ from itertools import count
 
 import numpy as np
 
+from fasop.partition.baselines import start
 from fasop.partition.exact import proved
-from fasop.search.order_search import Bounded, search_partitions
+from fasop.search.order_search import Bounded
 from fasop.search.search import ShowProgress, no_progress
 from fasop.search.space.candidates import Space
 
-WORK = 1000
-"""Built sizes, and five for every candidate that is bounded by linear programs."""
+PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
+"""Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
+LITTLE, MUCH = 40, 1000
+"""Work: a size that is built is 1. (One is about 0.05 CPU seconds.)"""
 PASSES = 2**11
 """Parts times micro-batches: of a candidate with more, simulations take too long."""
 
 
-def closer_least(spaces: Sequence[Space], enough: float, progress: ShowProgress = no_progress) -> float:
-    """Seconds below which no plan of these spaces is, at most `enough`. Of spaces with too many node orders to build
-    them all, the bounds of their sizes stay as they are."""
+def closer_least(
+    spaces: Sequence[Space], enough: float, most: int = MUCH, progress: ShowProgress = no_progress
+) -> float:
+    """Seconds below which no plan of these spaces is, at most `enough`, by so much work at most. Of spaces with too
+    many node orders to build them all, the bounds of their sizes stay as they are."""
     number = count()
-    heap: list[tuple[float, int, Space | Bounded | None, int]] = [
+    heap: list[tuple[float, int, Space | Bounded, int]] = [
         (bound, next(number), space, size)
         for space in spaces
+        if space.floor < enough
         for size, bound in enumerate(space.bounds.tolist())
         if bound < enough
     ]
     heapq.heapify(heap)
     work = 0
-    while heap and work < WORK:
-        bound, _, what, size = heapq.heappop(heap)
-        progress(work / WORK)
+    while heap and work < most:
+        bound, _, what, step = heapq.heappop(heap)
+        progress(work / most)
         if isinstance(what, Space) and what.few:
             work += 1
-            for group in what.built(size, what.first):
+            for group in what.built(step, what.first):
                 one = Bounded.of(group, bound)
                 for column in np.nonzero(one.proved < enough)[0]:
                     some = one.take(np.array([column]))
                     heapq.heappush(heap, (float(some.proved[0]), next(number), some, 0))
-        elif isinstance(what, Bounded) and _quick(what):
-            work += 5
-            partition, _ = search_partitions(what)
-            closer = proved(what.group.pipelines, what.group.layers, partition, boxes=0).bound
+        elif isinstance(what, Bounded) and step < len(PROOFS) and _quick(what):
+            boxes, of_proof = PROOFS[step]
+            work += of_proof
+            lines, layers = what.group.pipelines, what.group.layers
+            begin = start(lines, layers, what.balanced)
+            closer = max(bound, proved(lines, layers, begin, boxes, enough).bound)
             if closer < enough:
-                heapq.heappush(heap, (max(bound, closer), next(number), None, 0))
+                heapq.heappush(heap, (closer, next(number), what, step + 1))
         else:
             return bound
     return heap[0][0] if heap else enough

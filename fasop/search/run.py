@@ -17,8 +17,9 @@ from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.partition.exact import proved
 from fasop.search.arguments import Arguments, First
-from fasop.search.by_stage.look import QUICK, WHOLE, Looked, explore_stages, why_not
-from fasop.search.closer_bounds import closer_least
+from fasop.search.by_stage.closing import QUICK, WHOLE
+from fasop.search.by_stage.look import Looked, explore_stages, why_not
+from fasop.search.closer_bounds import LITTLE, closer_least
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
@@ -41,6 +42,8 @@ SHARES_S = 5.0
 """Seconds of a front that are, at least, for plans with unequal shares."""
 WORTH = 0.999
 """The part of the best plan's time that a plan with other shares has to beat to be worth it."""
+CLOSE = 0.95
+"""The part of the best plan's time that bounds are raised to, unless more is asked for."""
 BOXES = (200, 0)
 """Boxes that a proof halves, at most: for the first plan, and for every other one."""
 PASSES = 2**13
@@ -95,7 +98,8 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
     sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
     bounds = LowerBounds(inputs.kinds)
     with bar("searching", phases=4 if args.prove else 2) as progress:
-        seen = _explore_sets(_spaces(inputs, sets, bounds), best, progress, begun)
+        spaces = _spaces(inputs, sets, bounds)
+        seen = _explore_sets(spaces, best, progress, begun)
         least, even = seen.least, best.plans[:1]
         seen += _explore_sets(_spaces(inputs, sets, bounds, uneven=True), best, progress, begun)
         if not best.plans and best.refused is not None:
@@ -115,7 +119,11 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
         plans = [*found, *plans]
         if args.prove:
             plans = prove(plans, progress, inputs.fault)
-            least = max(least, closer_least(_spaces(inputs, sets, bounds), plans[0].total, progress))
+            least = max(least, closer_least(spaces, plans[0].total, progress=progress))
+        else:
+            if 1 - plans[0].gap < CLOSE:
+                plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=0), *plans[1:]], key=by_time)
+            least = max(least, closer_least(spaces, CLOSE * plans[0].total, LITTLE))
     all_alike = [plan for plan in plans if plan.training.parallel.alike]
     alike, even = all_alike[0], sorted([*even, *(p for p in all_alike if not p.training.parallel.shares)], key=by_time)
     where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
@@ -291,14 +299,17 @@ def _spaces(
     return [Space(inputs.training, kinds, inputs.choices, known, uneven=uneven) for kinds in some]
 
 
-def prove(plans: Sequence[Plan], progress: ShowProgress = no_progress, fault: Fault = no_fault) -> list[Plan]:
-    """The same plans with tighter bounds, and with better partitions where such were found; the best first."""
+def prove(
+    plans: Sequence[Plan], progress: ShowProgress = no_progress, fault: Fault = no_fault, boxes: int = BOXES[0]
+) -> list[Plan]:
+    """The same plans with tighter bounds, and with better partitions where such were found; the best first. Of the
+    first one so many boxes are looked at."""
     found = []
     for number, plan in enumerate(plans):
         lines = plan.pipelines
         small = lines is not None and lines.parts_count * lines.micro_batches <= PASSES
         can = lines is not None and (small or number == 0)
-        better = _proved(plan, lines, BOXES[number > 0]) if lines is not None and can else plan
+        better = _proved(plan, lines, BOXES[1] if number else boxes) if lines is not None and can else plan
         found.append(better if fault(better) is None else plan)
         progress((number + 1) / len(plans))
     return sorted(found, key=by_time)

@@ -147,8 +147,8 @@ SEARCH = (
         "taken(plan) > taken(kept[-1])",
         _SEARCHED + "test_pareto.py::test_a_front_is_what_looking_at_every_plan_finds",
     ),
-    Mutation(_EXACT, "if taken < self.seconds:", "if taken > self.seconds:", _PROVED),
-    Mutation(_EXACT, "bound=min(bound, seconds)", "bound=1.02 * bound", _PROVED),
+    Mutation(_EXACT, "(column)) < self.seconds:", "(column)) > self.seconds:", _PROVED),
+    Mutation(_EXACT, "bound = min(bound, search.seconds, enough)", "bound *= 1.02", _PROVED),
     Mutation(_ITERATION, "known = max(shared)\n    events = []", "known = min(shared)\n    events = []", _PREDICTED),
     Mutation(_ITERATION, "return known + first, events, slowest", "return known, events, slowest", _PREDICTED),
     Mutation(

@@ -17,7 +17,9 @@ from fasop.costs.memory.allowance import room_gib
 from fasop.costs.memory.amounts import GIB
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.training import PlacedTraining, Training
+from fasop.partition.exact import proved_of_paths
 from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
+from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
@@ -143,8 +145,22 @@ class Candidate:
         if self._can_tighten(limit):
             self.bound = max(self.bound, self._tables.least(self.bound, limit))
 
+    def prove(self, partition: Integers, boxes: int, limit: float) -> tuple[Integers, float]:
+        """Raise the bound, beyond `limit` at most, by what the longest paths of waits say in so many boxes
+        (`fasop.partition.exact`), where all layers are alike; returns the best partition on the way from this one, and
+        its seconds: infinite if neither this one fits nor any that was met."""
+        begin, beyond = partition.reshape(-1, 1), math.nextafter(limit, math.inf)
+        proof = proved_of_paths(_CandidatePaths(self), self._blocks.layers, begin, boxes, beyond)
+        self.bound = max(self.bound, proof.bound)
+        return proof.partition[:, 0], proof.seconds
+
+    @property
+    def alike(self) -> bool:
+        """Whether all layers are."""
+        return len(self._blocks.kinds) == 1
+
     def _can_tighten(self, limit: float) -> bool:
-        return len(self._blocks.kinds) == 1 and self.bound < limit < math.inf
+        return self.alike and self.bound < limit < math.inf
 
     @cached_property
     def _tables(self) -> StageTables:
@@ -186,10 +202,10 @@ class Candidate:
             np.ones((1, layout.stages), bool),
             np.array([constant]),
         )
-        alike, room = len(self._blocks.kinds) == 1, self._layers_at_most
-        if alike and np.minimum(room, self._blocks.layers).sum() < self._blocks.layers:
+        room = self._layers_at_most
+        if self.alike and np.minimum(room, self._blocks.layers).sum() < self._blocks.layers:
             return math.inf
-        return float(chain.least(work.whole, room[np.newaxis], alike=alike)[0])
+        return float(chain.least(work.whole, room[np.newaxis], alike=self.alike)[0])
 
     def _least_trip(self, times: Sequence[tuple[float, float]], share: float) -> float:
         """Seconds through one of the replicas that take these times, forward and backward, at least."""
@@ -320,3 +336,19 @@ class Candidate:
             basis=predicted.basis,
             pipelines=None,
         )
+
+
+class _CandidatePaths(LongestPaths):
+    """The `fasop.partition.exact.Paths` of a candidate."""
+
+    def __init__(self, one: Candidate) -> None:
+        super().__init__(one._stages, one._replay, one._blocks.layers)
+        self._one = one
+        self.parts, self.capacity = one._layout.stages, one._layers_at_most
+
+    def seconds(self, partition: Integers) -> float:
+        return float(self._one.seconds(partition)[0])
+
+    def broken(self, partition: Integers) -> tuple[Floats, Floats] | None:
+        fits = (partition <= self.capacity).all()
+        return None if fits else (np.zeros((0, self.parts)), np.zeros(0))

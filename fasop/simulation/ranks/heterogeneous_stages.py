@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from fasop.costs.layers import Basis
 from fasop.costs.network.heterogeneous_placement import place_heterogeneous
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import PlacedTraining, Training
-from fasop.simulation.linear import Linear
+from fasop.simulation.linear import Layers, Linear
 from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Messages, PlacedLinks, on_pairs
@@ -74,7 +75,7 @@ class Lines(NamedTuple):
     """One."""
     handing: Linear
 
-    def taken(self, partitions: Integers) -> _Taken:
+    def taken(self, partitions: Layers) -> _Taken:
         """With partitions [parts, partitions]."""
         one = self.pipelines.take(np.zeros(partitions.shape[1], np.int64))
         counted, held = one.counted(partitions), one.held(partitions)
@@ -168,7 +169,14 @@ class HeterogeneousStages:
         known = {id(one): one.of(0) for one in columns}
         return [known[id(one)] for one in columns]
 
-    def columns(self, partitions: Integers) -> list[RankColumns]:
+    def unhidden(self, layers: int) -> HeterogeneousStages:
+        """The same without sums that backward passes hide: see `Pipelines.unhidden`."""
+        found = copy(self)
+        found.whole, found._gathered = _unhidden(self.whole, layers), _unhidden(self._gathered, layers)
+        found.alone = {name: _unhidden(lines, layers) for name, lines in self.alone.items()}
+        return found
+
+    def columns(self, partitions: Layers) -> list[RankColumns]:
         """List what each rank takes with partitions [parts, partitions]: its own GPU's time to compute and to step; of
         all else, what its stage takes. Ranks that take the same share an object."""
         whole = {size: lines.taken(partitions) for size, lines in self.whole.items()}
@@ -226,6 +234,10 @@ class HeterogeneousStages:
         replicas = [layout.replicas[end] for end in ends]
         members = sum(replicas) / min(replicas)
         return part * parts / layout.tensors[stage] * 2 * (members - 1) / members
+
+
+def _unhidden(lines: Mapping[Size, Lines], layers: int) -> dict[Size, Lines]:
+    return {size: one._replace(pipelines=one.pipelines.unhidden(layers)) for size, one in lines.items()}
 
 
 class _UnlikeNodes(Nodes):

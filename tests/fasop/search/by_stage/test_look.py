@@ -20,9 +20,11 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
+from fasop.search.by_stage.closing import WHOLE
 from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_bounds import PlacedLayouts
-from fasop.search.by_stage.look import WHOLE, explore_stages
+from fasop.search.by_stage.longest_paths import LongestPaths
+from fasop.search.by_stage.look import explore_stages
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.run import best_plans
@@ -100,13 +102,17 @@ def every_plan(training: Training, kinds: list[NodeKind], choices: Choices) -> I
                 yield PlacedTraining(training=one, partition=Partition(()), nodes=nodes)
 
 
+def replay_of(plan: PlacedTraining) -> ColumnReplay:
+    parallel, layout = plan.training.parallel, plan.training.parallel.layout
+    counts = parallel.micro_batches_of if layout.even else [parallel.global_batch_size // parallel.micro_batch_size]
+    return ColumnReplay(layout, str(parallel.schedule), counts)
+
+
 def fastest(plan: PlacedTraining) -> float:
     """Of all partitions that fit, seconds; infinite if none does."""
     parallel = plan.training.parallel
-    layout = parallel.layout
-    counts = parallel.micro_batches_of if layout.even else [parallel.global_batch_size // parallel.micro_batch_size]
-    table = all_partitions(plan.training.blocks.layers, layout.stages)
-    seconds = ColumnReplay(layout, str(parallel.schedule), counts).seconds(HeterogeneousStages(plan).columns(table))
+    table = all_partitions(plan.training.blocks.layers, parallel.layout.stages)
+    seconds = replay_of(plan).seconds(HeterogeneousStages(plan).columns(table))
     for column in np.argsort(seconds).tolist():
         layers = tuple(table[:, column].tolist())
         whole = replace(parallel, partition=layers)
@@ -177,6 +183,29 @@ def test_no_plan_is_below_its_bounds(seed: int) -> None:
         for limit in (0.98 * taken, taken, 1.5 * taken):
             candidate.tighten(limit)
             assert candidate.bound <= taken * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("seed", range(50, 62))
+def test_longest_paths_are_below_every_partition_and_prove_the_best(seed: int) -> None:
+    _, kinds, _, plans = small_case(seed, alike=True)
+    names, random = [kind.name for kind in kinds], np.random.default_rng(seed)
+    for plan in plans[:: max(1, len(plans) // 6)]:
+        one, layout, layers = plan.training, plan.training.parallel.layout, plan.training.blocks.layers
+        every, stages, replay = all_partitions(layers, layout.stages), HeterogeneousStages(plan), replay_of(plan)
+        between = random.dirichlet(np.ones(layout.stages), 20).T * layers
+        paths = LongestPaths(stages, replay, layers)
+        slopes, constants = paths.longest(np.concatenate([every[:, ::3], between], axis=1))
+        assert len(constants) >= 15  # of those between whole layers, few have paths that are equally long
+        assert (constants[:, np.newaxis] + slopes.T @ every <= replay.seconds(stages.columns(every)) * (1 + 1e-9)).all()
+        taken = fastest(plan)
+        candidate = Candidate(one, plan.nodes, Work(one, kinds, sorted(set(layout.tensors))), names)
+        begin = candidate.search(math.inf)[0]
+        if math.isfinite(taken):
+            for boxes in (0, 400):
+                begin, best = candidate.prove(begin, boxes, 10 * taken)
+                assert candidate.bound <= taken * (1 + 1e-9)
+                assert candidate.seconds(begin.reshape(-1, 1))[0] == best >= taken * (1 - 1e-9)
+            assert best == pytest.approx(taken) == pytest.approx(candidate.bound, rel=1e-5)
 
 
 def staged(replicas: tuple[int, ...], *, sharded: bool) -> tuple[Training, list[NodeKind]]:
@@ -253,7 +282,7 @@ def test_a_search_finds_replicas_by_stage_and_launch_takes_them(
     assert re.search(
         r"on hgx\+gpu2, in 2 node orders with \S.*\.\nProved: no plan .* among these combinations", told.err
     )
-    assert "None of these 455 layouts is more than" in told.err
+    assert "None of these 455 layouts is faster than the first plan" in told.err
     experiment = compose([*NEAR_AND_FAR, f"parallel={found}", "executor=local", "container=none"])
     seconds = predict(experiment).iteration_s
     assert float(alike) / (seconds * 1e3) - 1 == pytest.approx(float(gain) / 100, abs=1e-3)
@@ -290,12 +319,24 @@ def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "seconds"),
-    [(["experiment=seed_a100x1_a10x7", "train.precision=fp16"], 0.7321), (["experiment=seed_a10x8"], 0.8736)],
+    ("words", "replicas", "seconds"),
+    [
+        (["experiment=seed_a100x1_a10x7", "train.precision=fp16"], "1*2-2*14-1*2", 0.7321),
+        (["experiment=seed_a10x8"], "1*4-4*6-1*4", 0.8660),
+    ],
     ids=["a100x1_a10x7", "a10x8"],
 )
-def test_the_default_search_finds_the_best_known_plan_of_the_seeds_clusters(words: list[str], seconds: float) -> None:
+def test_the_default_search_finds_the_best_plan_of_the_seeds_clusters_and_prove_shows_that(
+    words: list[str], replicas: str, seconds: float
+) -> None:
     """One GPU a replica at both ends: three kinds of stages in a row, which a search by_stage=true finds too."""
-    first = best_plans(read(words), Arguments(top=1)).plans[0]
-    assert first.parallel.replicas == "1*2-2*14-1*2"
-    assert first.total == pytest.approx(seconds, abs=1e-4)
+    for prove in (False, True):
+        outcome = best_plans(read(words), Arguments(top=1, prove=prove))
+        first = outcome.plans[0]
+        assert first.parallel.replicas == replicas
+        assert first.total == pytest.approx(seconds, abs=1e-4)
+        assert outcome.looked is not None
+        assert outcome.looked.least >= (1 - 1e-5 if prove else 0.95) * first.total
+        said = " ".join(outcome.summary)
+        assert ("these combinations is faster than the first" in said) == prove
+        assert not re.search(r"more than ([6-9]|5\.[1-9]|\d\d)", said)
