@@ -226,13 +226,13 @@ def staged(replicas: tuple[int, ...], *, sharded: bool) -> tuple[Training, list[
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_whole_layers_leave_little_open_of_a_layout_that_no_search_reaches(sharded: bool) -> None:
-    """The fastest known plan takes 873.6 ms, this layout far more."""
+    """The fastest plan takes 866.0 ms, this layout far more."""
     one, kinds = staged((1, *[3] * 10, 1), sharded=sharded)
     nodes = [kind for kind in kinds for _ in range(kind.group.count)]
     names = [kind.name for kind in kinds]
     candidate = Candidate(one, nodes, Work(one, kinds, [1]), names)
-    candidate.tighten(0.8736)
-    assert candidate.bound > 0.98 * 0.8736
+    candidate.tighten(0.866)
+    assert candidate.bound > 0.98 * 0.866
     assert candidate.bound <= candidate.seconds(candidate.balanced())[0]
 
 
