@@ -21,14 +21,19 @@ from megatron_ext.measuring.counting import counted
 
 def main() -> int:
     request: Dict[str, Any] = json.load(sys.stdin)
-    sizes, tensor = request.pop("sizes"), request.pop("tensor")
-    try:
-        with contextlib.redirect_stdout(sys.stderr):  # what a library prints
-            found = counted(Plan.of(request, Path()), sizes, tensor)
-    except EngineError as error:
-        print(json.dumps({"error": str(error)}))
+    sizes, tensors = request.pop("sizes"), request.pop("tensors")
+    found: Dict[int, Any] = {}
+    refused: Dict[int, str] = {}
+    for tensor in tensors:
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what a library prints
+                found[tensor] = counted(Plan.of({**request, "pipeline": 1, "tensors": [tensor]}, Path()), sizes, tensor)
+        except EngineError as error:
+            refused[tensor] = str(error)
+    if not found:
+        print(json.dumps({"error": next(iter(refused.values()))}))
         return 1
-    print(json.dumps(found))
+    print(json.dumps({"tensors": found, "refused": refused}))
     return 0
 
 

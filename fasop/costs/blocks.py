@@ -104,8 +104,8 @@ def blocks_of(model: Model) -> Blocks:
 def _of_module(model: MeasuredModule) -> Blocks:
     alike: dict[object, str] = {}
     places = []
-    for block in model.sequence:
-        costs = (block.kind, block.parameters, block.fixed_bytes, block.kept, block.given)
+    for block, *others in zip(model.sequence, *(one.sequence for one in model.groups.values()), strict=True):
+        costs = tuple((one.kind, one.parameters, one.fixed_bytes, one.kept, one.given) for one in others)
         places.append((alike.setdefault(costs, block.name), block.held))
     names = tuple(block.name for block in model.sequence if block.held is None)
     return _laid_out(places, [values[0] for values in model.crossing], names)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
+from conf.torch_answers import has_transformers
 from fasop.costs.counted_blocks import counted
 from fasop.costs.hardware import NodeKind
-from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule, MeasuredWire
+from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule, MeasuredWire, in_groups
 from fasop.costs.profiles.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
 from fasop.costs.training import Training
 from fasop.errors import SearchError
@@ -18,8 +19,9 @@ COUNTED = (1, 4)
 """Micro-batch sizes for which bytes are counted: between and beyond them they grow evenly."""
 
 
-def with_known_blocks(training: Training, kinds: Sequence[NodeKind]) -> Training:
-    """The same, whose model is a `MeasuredModule` if it is a user's module, or of another family that is measured.
+def with_known_blocks(training: Training, kinds: Sequence[NodeKind], tensors: Sequence[int] = ()) -> Training:
+    """The same, whose model is a `MeasuredModule` if it is a user's module, or of another family that is measured; with
+    what ranks have in tensor groups of these sizes, as far as the model can have such groups.
 
     What no profile knows of a model of transformers is counted without a GPU.
 
@@ -30,10 +32,19 @@ def with_known_blocks(training: Training, kinds: Sequence[NodeKind]) -> Training
     model, parallel = training.model, training.parallel
     if not model.measured:
         return training
-    if model.config is not None and not _in_any_profile(kinds, model):
-        sizes = tuple(sorted({*COUNTED, parallel.micro_batch_size}))
-        return replace(training, model=counted(model, training.precision, parallel.tensor_size, sizes))
-    return replace(training, model=measured(training.model, training.precision, kinds))
+    if model.config is None:
+        return replace(training, model=measured(model, training.precision, kinds))
+    wanted = sorted({1, *tensors, *parallel.layout.tensors})
+    sizes = tuple(sorted({*COUNTED, parallel.micro_batch_size}))
+    if not _in_any_profile(kinds, model):
+        return replace(training, model=in_groups(*counted(model, training.precision, wanted, sizes)))
+    known = measured(model, training.precision, kinds)
+    if wanted != [1] and has_transformers():
+        (alone, *others), refused = counted(model, training.precision, wanted, sizes)
+        in_groups([known, *others], refused)
+        for one in others:
+            one.alone = alone
+    return replace(training, model=known)
 
 
 def _in_any_profile(kinds: Sequence[NodeKind], model: Model) -> bool:

@@ -17,7 +17,7 @@ from fasop.costs.blocks import Kinds
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.network.links import Link, Number
 from fasop.costs.profiles.profile import OTHER_16_BIT, LayerProfile, ModelCosts
-from fasop.costs.roofline import Time, roofline, roofline_of_counts
+from fasop.costs.roofline import Time, roofline, roofline_of_counts, sums_of_counts, work_of_counts
 from fasop.costs.sizes import BYTES
 from fasop.costs.training import Training
 from fasop.errors import SearchError
@@ -87,7 +87,9 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
         SearchError: the profile knows the model in this number format, but not with this tensor size.
     """
     points, of_format = _known(gpu, profile, training)
-    if points:
+    if points and isinstance(training.model, MeasuredModule) and training.model.alone is not None:
+        times, basis = _shared_out(gpu, points, training, training.model.alone, within), Basis.NOT_MEASURED
+    elif points:
         times, of_sizes = _profiled(gpu, points, training)
         basis = max(of_sizes, of_format)
     else:
@@ -143,9 +145,9 @@ def _computed_again(training: Training, times: Mapping[str, Time]) -> Mapping[st
 
 def measured_tensor_sizes(gpu: Gpu, profile: LayerProfile | None, training: Training) -> set[int] | None:
     """Those that a profile has for a model; None where it has no times for it: a roofline serves for any."""
+    if isinstance(training.model, MeasuredModule):
+        return {*training.model.groups}
     points, _ = _known(gpu, profile, training)
-    if not points and isinstance(training.model, MeasuredModule):
-        return {training.model.tensor}
     return {costs.tensor for costs in points} or None
 
 
@@ -201,6 +203,26 @@ def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> tup
     if isinstance(model, MeasuredModule):
         return {name: time(model.block(name).kind) for name in every}, basis
     return {kind: time(kind) for kind in every}, basis
+
+
+def _shared_out(
+    gpu: Gpu, points: Sequence[ModelCosts], training: Training, alone: MeasuredModule, within: Link[float]
+) -> Mapping[str, Time]:
+    """Estimate the times of a rank in a tensor group of a size that no profile has: those without a group, as much less
+    as what was counted takes by the GPU's peak rates, and the group's sums."""
+    model, batch = training.model, training.parallel.micro_batch_size
+    assert isinstance(model, MeasuredModule)
+    times, _ = _profiled(gpu, points, replace(training, parallel=replace(training.parallel, tensor=1)))
+    whole, own = (work_of_counts(gpu, one, training.precision, batch) for one in (alone, model))
+    sums = sums_of_counts(model, batch, within)
+    part = {name: own[name] / whole[name] if whole[name] else 1.0 for name in times}
+    return {
+        name: Time(
+            forward=part[name] * time.forward + sums[name].forward,
+            backward=part[name] * time.backward + sums[name].backward,
+        )
+        for name, time in times.items()
+    }
 
 
 def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequence[float]], float]]:

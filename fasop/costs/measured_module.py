@@ -4,13 +4,22 @@ have them, in the place of a formula."""
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from conf.schema.experiment import Model
 
 LOSS = "loss()"
 """The kind of the loss, as megatron_ext.measuring.sequence calls it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """All-reduces of a tensor group; a gathering counts as half of one."""
+
+    count: float = 0
+    bytes: tuple[float, ...] = ()
+    """Bytes of all of them, by `MeasuredModule.sizes`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +37,8 @@ class BlockCounts:
     traffic: tuple[int, ...]
     """Bytes that kernels read and write."""
     kernels: int
+    forward: Sums = Sums()
+    backward: Sums = Sums()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +110,25 @@ class MeasuredModule(Model):
         self.tied_blocks = tied_blocks
         self.tensor = tensor
         self.always = always
+        self.groups: Mapping[int, MeasuredModule] = {tensor: self}
+        """What a rank has of the model, by the size of its tensor group."""
+        self.refused: Mapping[int, str] = {}
+        """Why the model cannot have tensor groups of other sizes."""
+        self.alone: MeasuredModule | None = None
+        """Of counted blocks those of a rank without a tensor group, where those in `groups` were measured."""
         self._by_name = {block.name: block for block in sequence}
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def of_rank(self, tensor: int) -> MeasuredModule:
+        """What a rank in a tensor group of this size has; the model as it is, where that is not known."""
+        return self.groups.get(tensor, self)
+
+    def parameters(self) -> int:
+        """Weights of the model; those that several blocks have copies of count once."""
+        whole = self.of_rank(1)
+        return sum(block.parameters for block in whole.sequence) - whole.tied_parameters * max(0, whole.tied_blocks - 1)
 
     def block(self, name: str) -> MeasuredBlock:
         return self._by_name[name]
@@ -130,6 +156,14 @@ class MeasuredModule(Model):
     def messages(self, micro_batch_size: int) -> list[int]:
         """Bytes that cross a cut behind so many counted blocks."""
         return [round(between(self.sizes, values, micro_batch_size)) for values in self.crossing]
+
+
+def in_groups(modules: Sequence[MeasuredModule], refused: Mapping[int, str]) -> MeasuredModule:
+    """The first of these, which are one model as ranks in tensor groups of unlike sizes have it."""
+    groups = {one.tensor: one for one in modules}
+    for one in modules:
+        one.groups, one.refused = groups, refused
+    return modules[0]
 
 
 def between(sizes: Sequence[int], values: Sequence[float], wanted: int) -> float:

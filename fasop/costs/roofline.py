@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import hypot
 
 from conf.schema.experiment import Gpu, Model, Precision
-from fasop.costs.measured_module import MeasuredModule, between
+from fasop.costs.measured_module import MeasuredModule, Sums, between
 from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES
 from fasop.errors import SearchError
@@ -93,27 +93,42 @@ def roofline(
 def roofline_of_counts(
     gpu: Gpu, model: MeasuredModule, precision: Precision, tensor: int, batch: int, within: Link[float]
 ) -> Mapping[str, Time]:
-    """Estimate as `roofline`, by block, with the operations, bytes and kernels that were counted of a model; a tensor
-    group all-reduces what a layer gives twice in its forward pass and twice in its backward pass.
+    """Estimate as `roofline`, by block, with the operations, bytes, kernels and sums of a tensor group that were counted
+    of a model.
 
     Raises:
-        SearchError: they are those of a rank in a tensor group of another size.
+        SearchError: the model cannot have a tensor group of this size.
     """
     if tensor != model.tensor:
-        raise SearchError(
-            f"{model.said}: its blocks were counted for parallel.tensor={model.tensor}, not {tensor}; give "
-            f"parallel.tensor={tensor}"
-        )
-    traffic, group, size = gpu.memory_gb_per_s * 1e9, within.all_reduce(tensor), max(model.messages(batch))
-    found = {}
+        raise SearchError(model.refused.get(tensor, f"parallel.tensor={tensor} cannot be predicted for {model.said}"))
+    works, sums = work_of_counts(gpu, model, precision, batch), sums_of_counts(model, batch, within)
+    return {
+        name: Time(forward=work + sums[name].forward, backward=2 * work + sums[name].backward)
+        for name, work in works.items()
+    }
+
+
+def work_of_counts(gpu: Gpu, model: MeasuredModule, precision: Precision, batch: int) -> Mapping[str, float]:
+    """Estimate the seconds of the forward pass of each counted block, without sums of a tensor group."""
+    traffic, found = gpu.memory_gb_per_s * 1e9, {}
     for block in model.sequence:
         counts = block.counts
         assert counts is not None, "what was measured has times"
         operations, moved = (between(model.sizes, of, batch) for of in (counts.operations, counts.traffic))
-        work = hypot(max(operations / _rate(gpu, precision), moved / traffic), counts.kernels * START_S)
-        reduce = 2 * group.takes(float(size)) if block.held is None else 0.0
-        found[block.name] = Time(forward=work + reduce, backward=2 * work + reduce)
+        found[block.name] = hypot(max(operations / _rate(gpu, precision), moved / traffic), counts.kernels * START_S)
     return found
+
+
+def sums_of_counts(model: MeasuredModule, batch: int, within: Link[float]) -> Mapping[str, Time]:
+    """Return the seconds of the sums of a tensor group in the passes of each counted block."""
+    group = within.all_reduce(model.tensor)
+
+    def takes(sums: Sums) -> float:
+        size = between(model.sizes, sums.bytes, batch) if sums.count else 0.0
+        return sums.count * group.latency_s + size * group.s_per_byte
+
+    counted = [(block.name, block.counts) for block in model.sequence if block.counts is not None]
+    return {name: Time(forward=takes(of.forward), backward=takes(of.backward)) for name, of in counted}
 
 
 def _rate(gpu: Gpu, precision: Precision) -> float:

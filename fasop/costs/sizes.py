@@ -58,7 +58,7 @@ def kind_parameters(model: Model, tensor: int, *, own_word: bool) -> tuple[int, 
 def shared_parameters(model: Model, tensor: int) -> tuple[int, int]:
     """Parameters that several blocks have copies of, and by how many blocks, at most."""
     if isinstance(model, MeasuredModule):
-        return model.tied_parameters, max(1, model.tied_blocks)
+        return model.of_rank(tensor).tied_parameters, max(1, model.tied_blocks)
     sized = model.sized(tensor)
     copies = sized.traits.tied(sized)
     owners = Counter(copies.values())
@@ -69,7 +69,7 @@ def shared_parameters(model: Model, tensor: int) -> tuple[int, int]:
 
 def _parameters(model: Model, tensor: int, kinds: Kinds) -> int:
     if isinstance(model, MeasuredModule):
-        return sum(model.block(name).parameters for name in kinds)
+        return sum(model.of_rank(tensor).block(name).parameters for name in kinds)
     sized = model.sized(tensor)
     return sum(block_numel(sized, kind, tensor) for kind in kinds)
 

@@ -38,6 +38,11 @@ class Training:
     in_streams: bool = False
     """Whether any replica has several streams."""
 
+    def __post_init__(self) -> None:
+        """A model whose blocks are measured is that of a rank in the plan's tensor group."""
+        if isinstance(self.model, MeasuredModule) and self.model.tensor != self.parallel.tensor_size:
+            object.__setattr__(self, "model", self.model.of_rank(self.parallel.tensor_size))
+
     @classmethod
     def of(cls, experiment: Experiment) -> Training:
         every = experiment.train.sync_every

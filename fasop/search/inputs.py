@@ -22,13 +22,14 @@ from conf.origins import SEARCHED, defaults_taken
 from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Offload, Parallel, Train
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
+from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.profiles.by_name import with_profile
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
 from fasop.search.plan import Fault, Run, no_fault
-from fasop.search.space.candidates import sizes
+from fasop.search.space.candidates import divisors, sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
 from megatron_ext.contract.models.counts import experts_of
@@ -131,7 +132,10 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         kept_values=train.kept_values,
         sync_every=train.sync_every or 1,
     )
-    training = with_known_blocks(training, kinds)
+    training = with_known_blocks(training, kinds, _tensor_sizes(kinds, given.get("tensor")))
+    for size in given.get("tensor", ()):
+        if isinstance(training.model, MeasuredModule) and size in training.model.refused:
+            raise SearchError(training.model.refused[size])
     if of_module:
         _require_same_blocks(training, cfg, counted)
     if parallel.streams is not None:  # which go with few plans
@@ -248,6 +252,11 @@ def by_memory(inputs: Inputs) -> Inputs | None:
         training=replace(training, parallel=replace(training.parallel, shards=Shards.memory)),
         choices=replace(inputs.choices, sharded_optimizer=(True,)),
     )
+
+
+def _tensor_sizes(kinds: Sequence[NodeKind], given: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Sizes of tensor groups that divide a node, or those that are given."""
+    return tuple({size for kind in kinds for size in divisors(kind.gpus)}) if given is None else given
 
 
 def _with_ranks(cluster: Cluster, words: Sequence[str]) -> tuple[Cluster, str | None]:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from functools import partial
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.live_bytes import LiveBytes, attention_as_on_gpu
+from megatron_ext.measuring.repeated_layers import Repeated
 from megatron_ext.measuring.sequence import bytes_of, crossing, described, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Task
+from megatron_ext.timeline.recorder import Recorder
+from megatron_ext.timeline.usage import Traffic, bytes_of as size_of
 
 META = torch.device("meta")
 
@@ -33,6 +39,8 @@ class Traced(NamedTuple):
     """What it gives, as far as the blocks behind it do not keep it."""
     work: List[List[int]]
     """Operations of its forward pass, bytes that kernels read and write, and kernels."""
+    sums: List[List[float]]
+    """All-reduces of the tensor group in a block's forward pass, and their bytes; the same of its backward pass."""
     always: int
     """What all blocks together hold, however many micro-batches there are, such as masks."""
     wires: Dict[str, int]
@@ -42,7 +50,7 @@ class Traced(NamedTuple):
 def counted(plan: Plan, sizes: Sequence[int], tensor: int) -> Dict[str, Any]:
     """Counts what a profile says of a model's blocks (docs/profile.md, `modules` and `sequence`), and `Traced`, for
     micro-batches of these sizes, of a rank in a tensor group of this size, with and without recomputation."""
-    group = TensorGroup(tensor, 0, None)
+    group = TensorGroup(tensor)
     plain, again = (task_of(replace(plan, recompute=way)) for way in (Recompute.none, Recompute.full))
     with META:
         found = described(plain, group)
@@ -51,7 +59,7 @@ def counted(plan: Plan, sizes: Sequence[int], tensor: int) -> Dict[str, Any]:
         one, two = (traced(task, size, plan.train.precision, group) for task in (plain, again))
         for name, values in (
             *(("kept", one.kept), ("given", two.kept), ("passing", one.passing), ("passing_again", two.passing)),
-            *(("dropped", one.dropped), ("work", one.work), ("always", [one.always])),
+            *(("dropped", one.dropped), ("work", one.work), ("sums", one.sums), ("always", [one.always])),
             *(("crossing", crossing(plain, one.wires)), ("wires", [one.wires[name] for name in wires_of(plain)])),
         ):
             columns.setdefault(name, []).append(values)
@@ -65,20 +73,29 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
     first gradient of them waits for the others (`fasop.costs.memory`).
     """
     task.tied = {}
+    live = LiveBytes()
+    messages = _Sums(live, tensor.size)
+    recorder = Recorder(None)
+    recorder.traffic = messages
+    tensor = tensor._replace(recorder=recorder)
     with META:
         (part,) = cut_between(task, [list(task.blocks)])
         stage = Stage(task, part, tensor, {})
     weights = FlatWeights(stage.parameters_by_name(), DTYPES[precision], META)
     stage.place(META, DTYPES[precision])
     micro = task.example(micro_batch_size, torch.Generator().manual_seed(0)).to(META)
-    live, behind, wires = LiveBytes(), len(task.blocks), {}
-    given: List[Dict[int, int]] = [{} for _ in range(behind)]
+    repeated, behind, wires = Repeated(task.blocks), len(task.blocks), {}
+    for number in repeated.standing_by:
+        repeated.stand_by(number, stage.blocks[number])
+    given: List[List[Any]] = [[] for _ in range(behind)]
     for number, (block, module) in enumerate(zip(task.blocks, stage.blocks)):
 
         def left(_: Any, args: Any, out: Any, number: int = number, names: Sequence[str] = block.gives) -> None:
             outs = dict(zip(names, out if isinstance(out, tuple) else (out,)))
             wires.update(bytes_of(outs))
-            given[number] = {id(one.untyped_storage()): one.untyped_storage().nbytes() for one in outs.values()}
+            repeated.note(number, [*outs.values()])
+            storages = {id(one): one for one in (out.untyped_storage() for out in outs.values())}
+            given[number] = [(weakref.ref(one), one.nbytes()) for one in storages.values()]
             for one in outs.values():
                 if one.requires_grad:  # whose gradient comes first when the backward pass comes to the block
                     one.register_hook(lambda gradient: live.begin(number))
@@ -91,9 +108,9 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
         loss = task.loss(outputs, micro, tensor)
         del outputs
         kept, forward = live.kept(), dict(live.peaks)
-        dropped = [sum(size for key, size in of.items() if not live.holds(key)) for of in given]
+        dropped = [sum(size for one, size in of if one() is None) for of in given]
         live.peaks.clear()
-        live.counts_work = False
+        live.counts_work = messages.forward = False
         live.begin(behind)
         backward({"loss": loss}, {})
         del loss
@@ -105,7 +122,36 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
         there += size
         passing.append(max(0, forward.get(number, 0) - there, live.peaks.get(number, 0) - there))
     work = [live.work.get(number, [0, 0, 0]) for number in range(behind + 1)]
-    return Traced(own, passing, [*dropped, 0], work, sum(always.values()), wires)
+    sums = [messages.of.get(number, [0, 0, 0, 0]) for number in range(behind + 1)]
+    columns: List[List[Any]] = [own, passing, dropped, work, sums]
+    for of in columns:
+        for number, other in repeated.like.items():
+            of[number] = of[other]
+    return Traced(own, passing, [*dropped, 0], work, sums, sum(always.values()), wires)
+
+
+class _Sums(Traffic):
+    """Counts what goes through a tensor group, in all-reduces, by the block that computes."""
+
+    def __init__(self, live: LiveBytes, ranks: int) -> None:
+        super().__init__()
+        self._live = live
+        self._ranks = ranks
+        self.forward = True
+        self.of: Dict[int, List[float]] = {}
+
+    def all_reduced(self, tensor: Tensor, group: Optional[dist.ProcessGroup], kind: str = "") -> None:
+        self._note(1, size_of(tensor))
+
+    def all_gathered(self, own: Tensor, group: Optional[dist.ProcessGroup], kind: str = "") -> None:
+        """The second half of an all-reduce of all shares."""
+        self._note(0.5, size_of(own) * self._ranks / 2)
+
+    def _note(self, count: float, size: float) -> None:
+        found = self.of.setdefault(self._live.part, [0, 0, 0, 0])
+        first = 0 if self.forward else 2
+        found[first] += count
+        found[first + 1] += size
 
 
 def _begins(live: LiveBytes, number: int, *_: Any) -> None:

@@ -42,10 +42,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.part = part
         self.peaks[part] = max(self.now, self.peaks.get(part, 0))
 
-    def holds(self, storage: int) -> bool:
-        """Whether the storage with this id is still there."""
-        return storage in self._storages
-
     def kept(self) -> Dict[int, int]:
         """Bytes that are there, by the part that made them."""
         found: Dict[int, int] = {}

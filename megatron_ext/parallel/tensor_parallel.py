@@ -212,10 +212,9 @@ class _SplitLast(Function):
 
 def reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
     total = x.clone()
-    if x.is_meta:  # there are no numbers, and nobody else
-        return total
-    with tensor.recorder.inside(name), annotate_errors("all-reduce of the tensor group"):
-        dist.all_reduce(total, op, tensor.group)
+    if not x.is_meta:  # else there are no numbers, and nobody else
+        with tensor.recorder.inside(name), annotate_errors("all-reduce of the tensor group"):
+            dist.all_reduce(total, op, tensor.group)
     tensor.recorder.traffic.all_reduced(total, tensor.group, TENSOR)
     return total
 
@@ -223,10 +222,9 @@ def reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: st
 def _gather(x: Tensor, tensor: TensorGroup) -> Tensor:
     x = x.contiguous()
     shares = x.new_empty(tensor.size, *x.shape)
-    if x.is_meta:
-        return shares.transpose(0, 1).flatten(1, 2)
-    with tensor.recorder.inside("tensor-all-gather"):
-        all_gather(x, shares, tensor.group, "all-gather of the tensor group")
+    if not x.is_meta:
+        with tensor.recorder.inside("tensor-all-gather"):
+            all_gather(x, shares, tensor.group, "all-gather of the tensor group")
     tensor.recorder.traffic.all_gathered(x, tensor.group, TENSOR)
     return shares.transpose(0, 1).flatten(1, 2)
 

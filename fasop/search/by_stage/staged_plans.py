@@ -187,7 +187,7 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices
     """Those that divide the model, fit into a node, and that every profile of the model has."""
     model = training.model
     measured = [measured_tensor_sizes(kind.gpu, kind.profile, training) for kind in kinds]
-    shared = [model.heads, model.num_query_groups, model.ffn_hidden]
+    shared = [] if model.measured else [model.heads, model.num_query_groups, model.ffn_hidden]
     return [
         size
         for size in range(1, max(kind.gpus for kind in kinds) + 1)

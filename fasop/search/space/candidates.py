@@ -215,7 +215,7 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
     return [
         tensor
         for tensor in divisors(min(kind.gpus for kind in kinds))
-        if model.heads % tensor == 0
+        if (model.measured or model.heads % tensor == 0)
         and all(kind.gpus % tensor == 0 for kind in kinds)
         and all(known is None or tensor in known for known in measured)
     ]

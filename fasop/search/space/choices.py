@@ -102,7 +102,7 @@ def runnable(engine: Engine, train: Train, model: Model) -> Choices:
         if (schedule.definition.megatron_lm or not megatron) and not (whole and schedule.definition.splits_backward)
     )
     both = (False, True)
-    if model.measured:  # whose blocks have no tensor groups
+    if model.measured:  # whose blocks share no sequences out
         return Choices(schedule=schedules, recompute=(Recompute.none, Recompute.full), sharded_optimizer=both)
     recompute = tuple(way for way in RECOMPUTES if model.attends or way is not Recompute.selective)
     return Choices(schedule=schedules, recompute=recompute, sharded_optimizer=both, sequence_parallel=both)
