@@ -93,8 +93,8 @@ def roofline(
 def roofline_of_counts(
     gpu: Gpu, model: MeasuredModule, precision: Precision, tensor: int, batch: int, within: Link[float]
 ) -> Mapping[str, Time]:
-    """Estimate as `roofline`, by block, with the operations, bytes, kernels and sums of a tensor group that were counted
-    of a model.
+    """Estimate as `roofline`, by block, with the operations, bytes, kernels and sums of a tensor group that were
+    counted of a model.
 
     Raises:
         SearchError: the model cannot have a tensor group of this size.

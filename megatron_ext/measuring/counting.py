@@ -23,7 +23,8 @@ from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Task
 from megatron_ext.timeline.recorder import Recorder
-from megatron_ext.timeline.usage import Traffic, bytes_of as size_of
+from megatron_ext.timeline.usage import Traffic
+from megatron_ext.timeline.usage import bytes_of as size_of
 
 META = torch.device("meta")
 
@@ -114,20 +115,21 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
         live.begin(behind)
         backward({"loss": loss}, {})
         del loss
-    always = live.kept()
+    stays = live.kept()
     del weights
-    own = [kept.get(number, 0) - always.get(number, 0) for number in range(behind + 1)]
-    passing, there = [], sum(always.values())
+    always = [stays.get(number, 0) for number in range(behind + 1)]
+    own = [kept.get(number, 0) - stays.get(number, 0) for number in range(behind + 1)]
+    passing, there = [], sum(always)
     for number, size in enumerate(own):
         there += size
         passing.append(max(0, forward.get(number, 0) - there, live.peaks.get(number, 0) - there))
     work = [live.work.get(number, [0, 0, 0]) for number in range(behind + 1)]
     sums = [messages.of.get(number, [0, 0, 0, 0]) for number in range(behind + 1)]
-    columns: List[List[Any]] = [own, passing, dropped, work, sums]
+    columns: List[List[Any]] = [own, passing, dropped, work, sums, always]
     for of in columns:
         for number, other in repeated.like.items():
             of[number] = of[other]
-    return Traced(own, passing, [*dropped, 0], work, sums, sum(always.values()), wires)
+    return Traced(own, passing, [*dropped, 0], work, sums, sum(always), wires)
 
 
 class _Sums(Traffic):

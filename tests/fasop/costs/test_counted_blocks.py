@@ -10,12 +10,22 @@ from typing import Any
 import pytest
 
 from conf.compose import compose
+from conf.schema.experiment import Precision
 from fasop.costs import counted_blocks
+from fasop.costs.layers import layer_times, measured_tensor_sizes
 from fasop.costs.measured_module import BlockCounts, MeasuredBlock, MeasuredModule
 from fasop.costs.memory.stages import stage_memory
-from fasop.costs.training import Training
+from fasop.costs.network.links import within
+from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Module, ModuleBlock, SequenceBytes
+from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
-from fasop.simulation.predict import predict
+from fasop.search.arguments import Arguments
+from fasop.search.inputs import Inputs, read
+from fasop.search.run import best_plans
+from fasop.search.space.candidates import sizes
+from fasop.simulation.predict import predict, predict_plan
+from launch.commands.launching.model_check import check_model
+from tests.support.fasop.modules import written
 from tests.support.megatron_ext.tiny_transformers import working
 
 MIB = 2**20
@@ -88,3 +98,81 @@ def test_layers_are_gone_when_the_backward_pass_comes_to_the_embedding(tmp_path:
     activations = stage_memory(replace(training, model=module), 0).activations
     found = [activations.of(count) / MIB for count in range(1, 13)]
     assert found == pytest.approx([17 + max(1000, 100 * count + 50) for count in range(1, 13)], abs=1e-3)
+
+
+def searched(folder: Path, *others: str) -> Inputs:
+    node = ("cluster.groups.local.gpus_per_node=4", "parallel.global_batch_size=4")
+    return read([*words(folder, *node), *others])
+
+
+def test_a_search_tries_the_tensor_sizes_of_the_familys_own_plan(tmp_path: Path) -> None:
+    """Qwen2 has two heads of keys and values here, which four ranks cannot share."""
+    inputs = searched(tmp_path)
+    assert inputs.choices.tensor is None
+    found = {one.parallel.tensor_size: one for one in sizes(inputs.training, inputs.kinds, inputs.choices)}
+    assert sorted(found) == [1, 2]
+    with pytest.raises(
+        SearchError, match=r"^parallel.tensor=4 is not possible with Qwen2.*: num_key_value_heads=2 is not a multiple"
+    ):
+        searched(tmp_path, "parallel.tensor=4")
+    whole, part = (_rank_parameters(found[size]) for size in (1, 2))
+    assert whole / 2 < part < 0.6 * whole, "norms and the vocabulary's filling are on both"
+
+
+def _rank_parameters(training: Training) -> int:
+    assert isinstance(training.model, MeasuredModule)
+    assert training.model.tensor == training.parallel.tensor_size
+    return sum(block.parameters for block in training.model.sequence)
+
+
+def test_a_plan_with_tensor_groups_is_launched_as_the_search_predicts_it(tmp_path: Path) -> None:
+    plan = best_plans(searched(tmp_path, "parallel.tensor=2", "parallel.pipeline=2"), Arguments(top=1)).plans[0]
+    assert (plan.training.parallel.tensor, plan.training.parallel.pipeline) == (2, 2)
+    chosen = vars(plan.training.parallel.configured())
+    text = {key: "null" if value is None else str(value).lower() for key, value in chosen.items()}
+    experiment = compose(words(tmp_path, *(f"parallel.{key}={value}" for key, value in text.items())))
+    assert check_model(experiment) == []
+    launched = predict(experiment)
+    predicted = predict_plan(PlacedTraining(training=plan.training, partition=plan.partition, nodes=plan.nodes))
+    for one, other in zip(launched.stages, predicted.stages, strict=True):
+        assert one.memory.of(sum(one.layers)) == other.memory.of(sum(other.layers))
+    assert launched.iteration_s == pytest.approx(plan.total)
+
+
+def test_times_of_a_profile_are_shared_out_as_counted_operations_are(tmp_path: Path) -> None:
+    """And the group's sums come on top, on links that take no time here."""
+    counts = searched(tmp_path).training
+    alone = counts.model
+    assert isinstance(alone, MeasuredModule)
+    module = Module(
+        code=alone.code_name,
+        digest=alone.digest,
+        blocks=[
+            ModuleBlock(name=one.name, kind=one.kind, held=one.held, parameters=one.parameters)
+            for one in alone.sequence[:-1]
+        ],
+    )
+    times = {kind: Cost(forward=1.0, backward=3.0, activation_bytes=0) for kind in {b.kind for b in alone.sequence}}
+    number = len(alone.sequence) - 1
+    costs = ModelCosts.of(
+        times,
+        model="tiny",
+        tensor=1,
+        micro_batch_size=1,
+        precision=Precision.fp32,
+        sequence=SequenceBytes(kept=[1] * number, given=[1] * number, crossing=[1] * (alone.layers + 1)),
+    )
+    profile = LayerProfile(gpu="CPU", source="a test", modules={"tiny": module}, costs=[costs])
+    file = written(profile, tmp_path)
+    free = ("cluster.groups.local.intra_latency_us=0", "cluster.groups.local.intra_gbit_per_s=1e9")
+    rates = ("cluster.gpus.cpu.fp32_tflops=1e-6", "cluster.gpus.cpu.memory_gb_per_s=1e9")  # nothing else counts
+    inputs = searched(tmp_path, f"cluster.gpus.cpu.profile={file}", *free, *rates)
+    one, two = (replace(inputs.training, parallel=replace(inputs.training.parallel, tensor=size)) for size in (1, 2))
+    (kind,) = inputs.kinds
+    layers = [layer_times(kind.gpu, kind.profile, of, within(kind.group)).layer for of in (one, two)]
+    assert (layers[0].forward, layers[0].backward) == pytest.approx((1e-3, 3e-3))
+    assert two.model.tensor == 2  # type: ignore[attr-defined]
+    assert layers[1].forward == pytest.approx(0.5e-3, rel=0.02)
+    assert layers[1].backward == pytest.approx(1.5e-3, rel=0.02)
+    sizes_known = measured_tensor_sizes(kind.gpu, kind.profile, inputs.training)
+    assert sizes_known == {1, 2}

@@ -9,8 +9,14 @@ import torch
 from torch.nn import functional as F
 
 from megatron_ext.families.tasks import task_of
+from megatron_ext.measuring import repeated_layers
 from megatron_ext.measuring.counting import counted
 from megatron_ext.measuring.live_bytes import LiveBytes, attention_as_on_gpu
+from megatron_ext.measuring.repeated_layers import Repeated
+from megatron_ext.parallel import tensor_parallel
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.cut import cut_between
+from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.families.test_huggingface import plan_of
 from tests.support.megatron_ext.tiny_transformers import whole, working
 
@@ -74,6 +80,47 @@ def test_what_the_host_works_out_once_is_not_counted(tmp_path: Path) -> None:
     config.vocab_size = 4096
     first, second, *_ = counted(plan_of(config, tmp_path), [1], 1)["bytes"]["passing_again"][0][1:]
     assert first == pytest.approx(second, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["gemma3_text", "qwen3_moe"])
+def test_layers_that_stand_by_are_counted_as_if_they_had_computed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = working(kind)
+    config.num_hidden_layers = 12
+    if kind == "gemma3_text":
+        config.layer_types = ["sliding_attention", "sliding_attention", "full_attention"] * 4
+    plan = plan_of(config, tmp_path)
+    assert len(Repeated(task_of(plan).blocks).standing_by) >= 4
+    few = counted(plan, [1, 2], 2)
+    monkeypatch.setattr(repeated_layers, "COMPUTED", 12)
+    assert Repeated(task_of(plan).blocks).standing_by == []
+    assert counted(plan, [1, 2], 2) == few
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "mixtral"])
+def test_sums_of_a_tensor_group_are_those_that_its_ranks_make(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(working(kind), tmp_path)
+    expected = [sum(of) for of in zip(*counted(plan, [2], 2)["bytes"]["sums"][0], strict=True)]
+    made = [0.0, 0.0]
+
+    def sum_up(tensor: torch.Tensor, *_: object) -> None:
+        made[0] += 1
+        made[1] += tensor.numel() * tensor.element_size()
+
+    monkeypatch.setattr(tensor_parallel.dist, "all_reduce", sum_up)
+    task, group, found = task_of(plan), TensorGroup(2), list[float]()
+    (part,) = cut_between(task, [list(task.blocks)])
+    stage = Stage(task, part, group, {})
+    micro = task.example(2, torch.Generator().manual_seed(0))
+    loss = task.loss(stage({name: micro.inputs[name] for name in stage.inputs}), micro, group)
+    found += made
+    made[:] = [0.0, 0.0]
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert [*found, *made] == expected
+    assert found[0] > 2 * len(stage.counted)
 
 
 def test_a_head_holds_no_second_copy_of_a_tied_embedding(tmp_path: Path) -> None:
