@@ -115,7 +115,7 @@ class MeasuredModule(Model):
         self.refused: Mapping[int, str] = {}
         """Why the model cannot have tensor groups of other sizes."""
         self.alone: MeasuredModule | None = None
-        """Of counted blocks those of a rank without a tensor group, where those in `groups` were measured."""
+        """The model as counted without a tensor group, where that in `groups` was measured."""
         self._by_name = {block.name: block for block in sequence}
 
     __eq__ = object.__eq__
