@@ -33,7 +33,14 @@ from fasop.search.space.candidates import divisors, sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from fasop.simulation.predict import planned
 from megatron_ext.contract.models.counts import experts_of
-from megatron_ext.contract.parallel_config import Recompute, Shards, broken_by_offload, of_any_stage
+from megatron_ext.contract.parallel_config import (
+    GATHERED,
+    SCATTERED,
+    Recompute,
+    Shards,
+    broken_by_offload,
+    of_any_stage,
+)
 from megatron_ext.contract.rules.islands import WHY_NOT
 
 PLAIN = (
@@ -64,6 +71,8 @@ class Inputs:
     """What would start it."""
     may_offload: tuple[Offload, ...] = ()
     """What plans may offload where nothing fits without."""
+    may_scatter: tuple[int, ...] = ()
+    """Stages of ZeRO beyond the first that plans may have where nothing fits without."""
     may_share_by_memory: bool = False
     """Whether their replicas may keep parts by memory of what they share out, where nothing fits without."""
     by_default: str | None = None
@@ -147,6 +156,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         training=training,
         choices=choices,
         may_offload=_may_offload(parallel, train, engine, choices, others),
+        may_scatter=() if "sharded_optimizer" in given else _may_scatter(parallel, train, engine, choices, others),
         may_share_by_memory=_may_share_by_memory(parallel, engine, choices, others),
         executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
@@ -212,6 +222,27 @@ def _may_offload(
         return ()
     ways = [way for way in Offload if way.takes_optimizer or way.takes_activations]
     return tuple(way for way in ways if not [*_broken(way, parallel, train, choices)])
+
+
+def _may_scatter(
+    parallel: Parallel, train: Train, engine: Engine, choices: Choices, words: Sequence[str]
+) -> tuple[int, ...]:
+    """Which stages of ZeRO replicas can have beyond the first, if nobody says which."""
+    given = any(word.lstrip("+").startswith("parallel.zero=") for word in words)
+    can = engine.kind is EngineKind.tdpp and True in choices.sharded_optimizer and train.sync_every is None
+    if given or not can or parallel.zero is not None or parallel.streams is not None:
+        return ()
+    return (SCATTERED,) if parallel.hierarchical_reduce else (SCATTERED, GATHERED)
+
+
+def scattering(inputs: Inputs, zero: int) -> Inputs:
+    """The same, with plans alone whose replicas share out what this stage of ZeRO says."""
+    return replace(
+        inputs,
+        training=replace(inputs.training, parallel=replace(inputs.training.parallel, zero=zero)),
+        choices=replace(inputs.choices, sharded_optimizer=(True,)),
+        may_scatter=(),
+    )
 
 
 def _may_share_by_memory(parallel: Parallel, engine: Engine, choices: Choices, words: Sequence[str]) -> bool:

@@ -18,13 +18,14 @@ from fasop.errors import SearchError
 from fasop.partition.exact import proved
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.closing import QUICK, WHOLE
+from fasop.search.by_stage.kept import relieved
 from fasop.search.by_stage.look import Looked, explore_stages, why_not
 from fasop.search.closer_bounds import LITTLE, closer_least
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.front import COST, ENERGY, Expense, Front, Limits, check_known, nothing_within
-from fasop.search.inputs import Inputs, by_memory, offloading
+from fasop.search.inputs import Inputs, by_memory, offloading, scattering
 from fasop.search.islands import in_words, island_plans, proposed
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Fault, Plan, by_time, no_fault
@@ -65,8 +66,8 @@ class Outcome:
 
 
 def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
-    """The fastest plans; where none fits, those whose replicas keep parts by memory or, if these do not fit either, of
-    the best way to offload what they may.
+    """The fastest plans; where none fits, those whose replicas keep parts by memory or share out more or, if these do
+    not fit either, of the best way to offload what they may.
 
     Raises:
         SearchError: there are none, with what would help.
@@ -75,7 +76,7 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         return _with_islands(inputs, args)
     means = _means(inputs)
     for ways in means:
-        if outcomes := [outcome for one in ways if (outcome := _ranked(one, args)) is not None]:
+        if outcomes := [outcome for one in ways if (outcome := _ranked(one, args, inputs)) is not None]:
             return min(outcomes, key=lambda outcome: by_time(outcome.plans[0]))
     least = means[-1][-1]
     raise why_no_plan(least.training, least.kinds, least.choices)
@@ -84,13 +85,21 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
 def _means(inputs: Inputs) -> list[list[Inputs]]:
     """List what is searched one after another until anything fits: the plans that were asked for, and those with other
     means to save memory."""
-    offloaded = [offloading(inputs, way) for way in inputs.may_offload]
-    found: list[list[Inputs | None]] = [[inputs], [by_memory(inputs)], [*offloaded], [*map(by_memory, offloaded)]]
+    scattered = [scattering(inputs, zero) for zero in inputs.may_scatter]
+    offloaded = [offloading(one, way) for one in (inputs, *scattered) for way in inputs.may_offload]
+    found: list[list[Inputs | None]] = [
+        [inputs],
+        [by_memory(inputs)],
+        [*scattered],
+        [*map(by_memory, scattered)],
+        [*offloaded],
+        [*map(by_memory, offloaded)],
+    ]
     return [some for ways in found if (some := [one for one in ways if one is not None])]
 
 
-def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
-    """Do as `best_plans`; None if nothing fits."""
+def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
+    """Do as `best_plans`, with means to save memory that were not `asked` for; None if nothing fits."""
     if args.by_stage and (why := why_not(inputs.training, inputs.kinds, inputs.choices, WHOLE)):
         raise SearchError(f"by_stage=true: {why}")
     begun, rows = time.process_time(), max(args.top, args.explain or 0)
@@ -117,6 +126,10 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
         plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
         looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
         plans = [*found, *plans]
+        leave = {"shares": bool(asked.may_scatter), "offloads": bool(asked.may_offload)}
+        relief = relieved(plans[0], begun + LIMIT_S, **leave)
+        if relief is not None and relief.total < WORTH * plans[0].total and inputs.fault(relief) is None:
+            plans = [relief, *plans]
         if args.prove:
             plans = prove(plans, progress, inputs.fault)
             least = max(least, closer_least(spaces, plans[0].total, progress=progress))
@@ -131,6 +144,7 @@ def _ranked(inputs: Inputs, args: Arguments) -> Outcome | None:
         words.offloaded(plans[0]),
         words.parts_by_memory(plans[0]),
         words.gained_by_stage(plans[0], alike),
+        words.kept_by_stage(plans[0], alike),
         words.gained(alike, even),
         words.nodes_used(inputs, plans[0]),
         words.looked_at(inputs, seen, where, looked),

@@ -42,5 +42,6 @@ def host_bytes(training: Training, layers: Sequence[int]) -> float:
     passes = sum(
         min(number, parallel.micro_batches * chunks) * sum(layers[stage::stages]) / chunks
         for stage, number in enumerate(held)
+        if parallel.offloads[stage].takes_activations
     )
     return float(of_layer * passes * parallel.data * parallel.tensor_size)

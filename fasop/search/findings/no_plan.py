@@ -99,8 +99,10 @@ def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choice
             ways.append(f"{times} times as many nodes, {gpus_of(more)} GPUs")
             break
     ways += [*_savers(choices), "a smaller model"]
-    offload = training.parallel.offload
-    without = f", not even with parallel.offload={offload}" if offload is not Offload.none else ""
+    p = training.parallel
+    tried = [f"parallel.zero={p.zero}"] if p.zero is not None else []
+    tried += [f"parallel.offload={p.offload}"] if p.offload is not Offload.none else []
+    without = f", not even with {' and '.join(tried)}" if tried else ""
     return (
         f"model={training.model.name} with parallel.global_batch_size={training.parallel.global_batch_size} does not "
         f"fit in the memory of cluster.gpus ({have}) with any plan{without}; what would help: {'; or '.join(ways)}"

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from conf.schema.parallel import Parallel
 from conf.visible import plural
+from fasop.costs import sizes
 from fasop.costs.memory.amounts import GIB
 from fasop.costs.memory.host_activations import host_bytes
 from fasop.search.by_stage.look import Looked
@@ -35,15 +39,37 @@ def offloaded(plan: Plan) -> str:
     """What the nodes' memory holds of such plans."""
     training, kept = plan.training, []
     if training.offloads:
-        replicas = 1 if training.parallel.sharded_optimizer else training.parallel.data
-        state = 4.0 * training.offloaded_values * replicas * training.model.parameters()
-        kept.append(f"{state / GIB:.0f} GiB of what the optimizer keeps")
+        kept.append(f"{_state_bytes(plan) / GIB:.0f} GiB of what the optimizer keeps")
     if training.offloads_activations:
         activations = host_bytes(training, plan.partition.layers)
         kept.append(f"{activations / GIB:.0f} GiB of activations")
     if not kept:
         return ""
     return f"In the first plan the memory of all nodes together has {' and '.join(kept)}."
+
+
+def _state_bytes(plan: Plan) -> float:
+    """Bytes of what the optimizer keeps in the host's memory, over all nodes."""
+    training, whole = plan.training, 0.0
+    if training.parallel.alike:
+        replicas = 1 if training.parallel.sharded_optimizer else training.parallel.data
+        return 4.0 * training.offloaded_values * replicas * training.model.parameters()
+    for stage, numbers in enumerate(_rank_parameters(plan)):
+        one = replace(training, parallel=training.parallel.of_stage(stage))
+        copies = one.parallel.tensor_size * (1 if one.parallel.sharded_optimizer else one.parallel.data)
+        whole += 4.0 * one.offloaded_values * copies * numbers if one.offloads else 0.0
+    return whole
+
+
+def _rank_parameters(plan: Plan) -> list[float]:
+    """Parameters of a rank, by stage."""
+    training, tensor, stages = plan.training, plan.training.parallel.tensor_size, plan.training.parallel.pipeline
+    of_kinds = np.array(sizes.kind_parameters(training.model, tensor, own_word=stages > 1), float)
+    found = (np.array(training.blocks.by_kind(plan.partition.layers)) @ of_kinds).reshape(-1, stages).sum(axis=0)
+    found[0] += sizes.embedding_parameters(training.model, tensor)
+    found[-1] += sizes.head_parameters(training.model, tensor, own_word=stages > 1)
+    numbers: list[float] = found.tolist()
+    return numbers
 
 
 def parts_by_memory(plan: Plan) -> str:
@@ -71,6 +97,19 @@ def gained_by_stage(first: Plan, alike: Plan) -> str:
     return (
         f"{' and '.join(sizes).capitalize()} gain {alike.total / first.total - 1:.1%}: the best plan with equal "
         f"stages takes {alike.total * 1e3:.1f} ms ({_in_short(alike.parallel)})."
+    )
+
+
+def kept_by_stage(first: Plan, alike: Plan) -> str:
+    """What stages gain that each keep their own share, or their own things in the host's memory."""
+    p = first.training.parallel
+    by_stage = [name for name in ("zero", "offload") if isinstance(getattr(p, name), tuple)]
+    if not by_stage:
+        return ""
+    given = " and ".join(f"parallel.{name}={getattr(first.parallel, name)}" for name in by_stage)
+    return (
+        f"{given} gains {alike.total / first.total - 1:.1%}: the best plan that keeps the same in all stages takes "
+        f"{alike.total * 1e3:.1f} ms."
     )
 
 

@@ -88,7 +88,9 @@ def test_what_is_left_of_all_gpus_is_in_proportion_to_their_parts() -> None:
 
 def test_a_search_offers_plans_that_fit_thanks_to_it() -> None:
     found = best_plans(read([*TOO_LARGE, "parallel.data=2"]), ARGS)
-    assert best_none([*TOO_LARGE, "parallel.data=2", "parallel.shards=equal", "parallel.offload=none"])
+    assert best_none(
+        [*TOO_LARGE, "parallel.data=2", "parallel.shards=equal", "parallel.zero=1", "parallel.offload=none"]
+    )
     for plan in found.plans:
         assert plan.parallel.shards == "memory"
         predicted = predict_plan(plan)
