@@ -139,7 +139,8 @@ class _Measurements:
         self._begin("links", left, of)
         groups = [node.group for node in self._plan.nodes]
         self._note.update(p2p=link_times.p2p(self._nodes, groups, self._device))
-        self._note.update(all_reduces=link_times.all_reduces(self._nodes, self._device), doing=None, done=True)
+        self._note.update(all_reduces=link_times.all_reduces(self._nodes, self._device))
+        self._note.update(collectives=link_times.collectives(self._nodes, self._device), doing=None, done=True)
 
     def _finished(self, group: Optional[TensorGroup], tensor: int, batch: int) -> Optional[Dict[str, Any]]:
         """What an earlier job knows of a tensor size and micro-batch, on all ranks that take part: its measurement, or

@@ -105,6 +105,11 @@ class Gpu:
         """Whether it is no GPU, but a processor's core."""
         return self.name.split(" ")[0] == CPU
 
+    def is_called(self, found: str) -> bool:
+        """Whether its driver may call it so: A100-40GB is NVIDIA A100-SXM4-40GB there."""
+        ours, theirs = (set(re.findall(r"[a-z]+|\d+", name.lower())) for name in (self.name, found))
+        return ours <= theirs
+
 
 @config
 class NodeGroup:

@@ -13,6 +13,8 @@ from conf.schema.experiment import Recompute
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
+from fasop.costs.network.collectives import Exchange
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.roofline import Time
 from fasop.costs.training import Training
 
@@ -39,7 +41,10 @@ def exchange_s(kind: NodeKind, training: Training) -> float:
     context, tensor = parallel.context, parallel.tensor_size
     tokens = parallel.own_samples * training.model.sequence_length
     size = 2 * tokens * model.query_groups * model.head_width / tensor * training.width
-    link = links.within(kind.group)
-    if kind.gpus % (context * tensor):  # some group lies on several nodes
-        link = links.between(kind.group, min(kind.gpus, tensor))
+    apart = kind.gpus % (context * tensor) > 0  # some group lies on several nodes
+    sharing = min(kind.gpus, tensor) if apart else 1
+    if (measured := kind.measured(Exchange(Operation.send_recv, 2, size), between=apart)) is not None:
+        link = replace(measured, s_per_byte=sharing * measured.s_per_byte)
+    else:
+        link = links.between(kind.group, sharing) if apart else links.within(kind.group)
     return (context - 1) * link.takes(size)

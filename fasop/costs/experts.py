@@ -14,6 +14,8 @@ from conf.schema.experiment import Model, Recompute
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
+from fasop.costs.network.collectives import Exchange
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.roofline import Time
 from fasop.costs.sizes import kind_parameters
 from fasop.costs.training import Training
@@ -86,6 +88,9 @@ def exchange_s(kind: NodeKind, training: Training) -> float:
     tokens = parallel.own_samples * model.sequence_length / tensor  # the sequence is shared, too
     size = tokens * model.hidden * getattr(model, "experts_per_token", 2) * training.width
     inside = expert if kind.gpus % (expert * tensor) == 0 else min(expert, max(1, kind.gpus // tensor))
+    every = Exchange(Operation.alltoall, expert, size, tensor)
+    if (measured := kind.measured(every, between=inside < expert)) is not None:
+        return ALL_TO_ALLS * measured.all_gather(expert).takes(size)  # in as many steps of as many bytes
     within, between = links.within(kind.group), links.between(kind.group, kind.gpus)
     seconds = (inside - 1) * within.takes(size / expert) + (expert - inside) * between.takes(size / expert)
     return ALL_TO_ALLS * seconds

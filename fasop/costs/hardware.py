@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 from conf.schema.experiment import Cluster, Gpu, NodeGroup
 from conf.schema.values.links import PairLink, pairs
 from conf.schema.values.ranges import config
+from fasop.costs.network import links
+from fasop.costs.network.collectives import Collectives, Exchange
+from fasop.costs.network.links import Link
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.errors import SearchError
@@ -48,6 +52,24 @@ class NodeKind:
     links: Mapping[str, PairLink] = field(default_factory=dict)
     """From its nodes to those of other kinds, or its own, by name; to the others by the groups' own figures."""
 
+    @cached_property
+    def collectives(self) -> Collectives | None:
+        """What was measured of collectives between its GPUs; None: nothing."""
+        return Collectives(self.profile.collectives) if self.profile and self.profile.collectives else None
+
+    def measured(self, exchange: Exchange, *, between: bool) -> Link[float] | None:
+        """The link that what ranks exchange was measured to have; None: it was not measured."""
+        known = self.collectives
+        return None if known is None else known.link(exchange, gpus=self.gpus, between=between)
+
+    def within(self, exchange: Exchange) -> Link[float]:
+        """The link between two GPUs of a node, by what they exchange where that was measured."""
+        return self.measured(exchange, between=False) or links.within(self.group)
+
+    def between(self, exchange: Exchange) -> Link[float]:
+        """The link out of a node that one of its ranks, or one ring, has for itself."""
+        return self.measured(exchange, between=True) or links.between(self.group, 1)
+
 
 def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
     """In the cluster's order.
@@ -56,7 +78,7 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
         ConfigError: a GPU names a profile that cannot be read.
         SearchError: a group does not say how many GPUs its nodes have.
     """
-    kinds, links = [], pairs(cluster.links, cluster.groups)
+    kinds, of_pairs = [], pairs(cluster.links, cluster.groups)
     for name, group in cluster.groups.items():
         if group.gpus_per_node is None:
             raise SearchError(
@@ -72,7 +94,7 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
                 gpu=gpu,
                 gpus=group.gpus_per_node,
                 profile=profile,
-                links={column: link for (row, column), link in links.items() if row == name},
+                links={column: link for (row, column), link in of_pairs.items() if row == name},
             )
         )
     return kinds

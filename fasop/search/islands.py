@@ -16,7 +16,9 @@ import numpy as np
 
 from conf.schema.values.partition import Shares
 from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.search.inputs import Inputs
@@ -78,7 +80,9 @@ def parted(kinds: Sequence[NodeKind], *, slow_only: bool = False) -> Iterator[Ro
         for rooms in [] if slow_only else divisors(kind.group.count)[1:]:
             yield [[replace(kind, group=replace(kind.group, count=kind.group.count // rooms))]] * rooms
         return
-    table = LinkTable.of(present, [1.0] * len(present), float(BUCKET_BYTES))
+    table = LinkTable.of(
+        present, [1.0] * len(present), size := float(BUCKET_BYTES), Exchange(Operation.all_reduce, 2, size)
+    )
     rate = np.maximum(table.leaving, table.entering)
     rate = np.maximum(rate, rate.T)
     pairs, seen = [*combinations(range(len(present)), 2)], set[tuple[tuple[int, ...], ...]]()

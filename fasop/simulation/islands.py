@@ -9,10 +9,12 @@ from itertools import pairwise
 
 from conf.schema.experiment import Precision
 from fasop.costs.hardware import NodeKind
+from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.network.links import Link
 from fasop.costs.network.pair_placement import around
 from fasop.costs.parallelism import Numbers
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.sizes import BYTES
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.iteration import Durations
@@ -96,7 +98,8 @@ def _meeting(plan: PlacedTraining) -> Link[float]:
     weights = training.model.parameters() / parallel.pipeline / parallel.tensor_size
     size = max(1.0, BYTES[Precision.fp32] * weights / shares / len(islands))
     kinds = plan.kinds
-    table = LinkTable.of(kinds, [kind.factors.gradients for kind in kinds], size)
+    exchange = Exchange(Operation.all_reduce, len(islands), size * len(islands), parallel.world_size)
+    table = LinkTable.of(kinds, [kind.factors.gradients for kind in kinds], size, exchange)
     number = [[kind.name for kind in kinds].index(node.name) for node in plan.nodes]
 
     def hop(here: int, there: int) -> tuple[float, float]:

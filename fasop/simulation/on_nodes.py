@@ -21,9 +21,11 @@ from fasop.costs.memory.host_activations import through_host
 from fasop.costs.memory.shards import slack
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network import links
+from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import by_size, has_pairs
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place, stage_nodes
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.schedules import chunks_in_flight, filling
 from fasop.costs.training import PlacedTraining, Training
@@ -43,7 +45,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     parallel, where = training.parallel, nodes.links_of(training)
     times = [times_on(kind, training) for kind in nodes.kinds]
     slowest = nodes.slowest(where.stages, training, times)
-    handing, exchanged = weights_handed_out(where.sums, training), exchanged_on(training, nodes)
+    handing, exchanged = weights_handed_out(where.handing, training), exchanged_on(training, nodes)
     stepping = slowest.step / (parallel.data if parallel.sharded_optimizer else 1)
     if training.shares_by_memory:
         stepping = _unlike_steps(training, nodes)
@@ -67,7 +69,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     if hidden is not None and training.scatters:
         behind = _behind(exchanged.sums, training, forward, backward)
         if training.gathers:
-            behind = behind.plus(_gathered(where.sums, training, forward, backward))
+            behind = behind.plus(_gathered(where.handing, training, forward, backward))
         hidden = replace(hidden, behind=behind)
     return Pipelines(
         schedule=parallel.schedule,
@@ -161,7 +163,7 @@ def _order(training: Training) -> LayerOrder:
 def handing_out(training: Training, nodes: Nodes) -> Linear:
     """The part of `Pipelines.optimizer` that handing out the new weights of a sharded one takes."""
     where = nodes.links_of(training)
-    return by_parameters(training, weights_handed_out(where.sums, training), layer_numbers(training).summed)
+    return by_parameters(training, weights_handed_out(where.handing, training), layer_numbers(training).summed)
 
 
 def _capacity_together(training: Training, nodes: Nodes, least_gib: Floats) -> tuple[Integers, Floats | None]:
@@ -233,7 +235,11 @@ def _capacity_by_kind(
 
 def times_on(kind: NodeKind, training: Training) -> LayerTimes:
     """What the parts of the model take on a GPU of such a node, calibrated."""
-    found = layer_times(kind.gpu, kind.profile, training, links.within(kind.group))
+    parallel = training.parallel
+    shared = parallel.tensor_size if parallel.sequence_parallel else 1  # a rank has but its part
+    sums = Exchange(Operation.all_reduce, parallel.tensor_size, float(max(training.crossing) * shared))
+    within = kind.within(sums)
+    found = layer_times(kind.gpu, kind.profile, training, within)
     found = through_host(found, kind.gpu, training)
     found = found.multiplied(kind.factors.forward, kind.factors.backward)
     return with_exchanges(with_shared_sequences(found, kind, training), kind, training)
@@ -279,7 +285,7 @@ class Nodes:
         parallel = training.parallel
         sizes = (parallel.tensor_size, parallel.data, parallel.pipeline)
         by_node = training.reduces_by_node and parallel.data > 1
-        key = (*sizes, by_node, training.shares_by_memory, *(Messages.of(training) if self._by_size else ()))
+        key = (*sizes, by_node, training.shares_by_memory, *(self._sizes_of(training) if self._by_size else ()))
         if self._last is None or self._last[0] != key:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
             if self._has_pairs:
@@ -299,19 +305,27 @@ class Nodes:
                     within, across = (self._slowest_link(where.sums, of_sums, between=way) for way in (0, 1))
                     placed = placed.with_sums_by_node(within, across, where, parallel.data, least=self._least)
             if training.shares_by_memory:
-                placed = replace(placed, sums=self._part_by_part(placed.sums, training))
+                placed = self._part_by_part(placed, training)
             self._last = (key, placed)
         return self._last[1]
 
-    def _part_by_part(self, sums: Link[Floats], training: Training) -> Link[Floats]:
-        """Return the links of rings where the replicas of a stage keep unlike parts: each of these is summed, or handed
-        out, by a message of its own, which passes through all replicas."""
+    @staticmethod
+    def _sizes_of(training: Training) -> tuple[float, ...]:
+        """What links depend on where they depend on the size of messages."""
+        return *Messages.of(training), training.parallel.sharded_optimizer
+
+    def _part_by_part(self, placed: PlacedLinks, training: Training) -> PlacedLinks:
+        """Return the links with those of rings where the replicas of a stage keep unlike parts: each of these is
+        summed, or handed out, by a message of its own, which passes through all replicas."""
         unlike = np.stack([one.min(axis=0) < one.max(axis=0) for one in self.rooms_gib(training)])
         replicas = training.parallel.data
-        return Link(
-            latency_s=sums.latency_s * np.where(unlike, replicas, 1.0),
-            s_per_byte=sums.s_per_byte * np.where(unlike, replicas / (replicas - 1), 1.0),
-        )
+        times, longer = np.where(unlike, replicas, 1.0), np.where(unlike, replicas / (replicas - 1), 1.0)
+
+        def passing(ring: Link[Floats]) -> Link[Floats]:
+            return Link(latency_s=ring.latency_s * times, s_per_byte=ring.s_per_byte * longer)
+
+        gathering = None if placed.gathering is None else passing(placed.gathering)
+        return replace(placed, sums=passing(placed.sums), gathering=gathering)
 
     def replicas_of(self, training: Training) -> list[Integers]:
         """List, for each stage, the numbers of the nodes that its replicas lie on: [replicas, tensor]."""

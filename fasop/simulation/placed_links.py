@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
+from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.heterogeneous_placement import HeterogeneousPlacement
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.network.links import Link
 from fasop.costs.network.pair_placement import PairUses, place_pairs
 from fasop.costs.network.placement import Placement, Uses
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.training import Training
 from megatron_ext.contract.plan import BUCKET_BYTES
 
@@ -32,6 +34,8 @@ class Messages(NamedTuple):
     are less, or are all summed at once."""
     embedding: float
     """A step that sums those of the embedding."""
+    weights: float
+    """Of the mean stage, which a sharded optimizer hands out."""
 
     @classmethod
     def of(cls, training: Training) -> Messages:
@@ -45,6 +49,7 @@ class Messages(NamedTuple):
             longest=max(training.messages),
             sums=(whole if training.megatron_lm else min(whole, bucket)) / parallel.data,
             embedding=training.gradient_bytes * shared / min(holders, parallel.pipeline),
+            weights=whole / training.reduced_bytes * training.width,
         )
 
 
@@ -70,8 +75,15 @@ class PlacedLinks:
     sums: Link[Floats]
     """Links of a ring of all replicas, or of a ring that takes as long as sums within nodes first."""
     embedding: Link[Floats]
+    gathering: Link[Floats] | None = None
+    """Likewise where replicas hand out weights; None: the links of `sums`."""
     by_node: NDArray[np.bool_] | None = None
     """[stages, pipelines]: whether sums within nodes first are no slower; None: they are not asked for."""
+
+    @property
+    def handing(self) -> Link[Floats]:
+        """Return the links by which replicas hand out weights."""
+        return self.sums if self.gathering is None else self.gathering
 
     def with_sums_by_node(
         self, within: Link[Floats], across: Link[Floats], where: Placement, replicas: int, *, least: bool
@@ -116,11 +128,14 @@ def on_pairs(
         gpus = tuple(kinds[kind].gpus for kind in orders[0])
         pairs = place_pairs(gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
 
-    def table(term: str, size: float) -> LinkTable:
-        found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size))
+    def table(term: str, size: float, exchange: Exchange) -> LinkTable:
+        found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size), exchange)
         return found.least() if least else found
 
-    short, long = table("messages", messages.shortest), table("messages", messages.longest)
+    short, long = (
+        table("messages", size, Exchange(Operation.send_recv, 2, size))
+        for size in (messages.shortest, messages.longest)
+    )
     bytes_longer = messages.longest - messages.shortest
 
     def hops(uses: PairUses) -> Hops:
@@ -130,16 +145,32 @@ def on_pairs(
         most = messages.longest * long.slowest(uses, orders).s_per_byte
         return Hops(link, (most - messages.shortest * link.s_per_byte) / bytes_longer)
 
-    of_sums = table("gradients", messages.sums)
+    replicas, tensor = parallel.data, parallel.tensor_size
+    scattered = Operation.reduce_scatter if parallel.sharded_optimizer else Operation.all_reduce
+    exchange = Exchange(scattered, replicas, messages.sums * replicas, tensor)
+    of_sums = table("gradients", messages.sums, exchange)
+    gathering = None
+    if parallel.sharded_optimizer and any(kind.collectives is not None for kind in kinds):
+        handed_out = Exchange(Operation.all_gather, replicas, messages.weights, tensor)
+        gathering = table("gradients", messages.sums, handed_out).slowest(pairs.sums, orders)
+    holders = min(sizes.shared_parameters(training.model, tensor)[1], parallel.pipeline)
+    tied = Exchange(Operation.all_reduce, holders, messages.embedding * holders, tensor * replicas)
     placed = PlacedLinks(
         stages=where.stages,
         hops=hops(pairs.hops),
         back=hops(pairs.hops.back) if short.one_way or long.one_way else None,
         one_way_out=where.one_way_out,
         sums=of_sums.slowest(pairs.sums, orders),
-        embedding=table("embedding", messages.embedding).slowest(pairs.embedding, orders),
+        embedding=table("embedding", messages.embedding, tied).slowest(pairs.embedding, orders),
+        gathering=gathering,
     )
     if not training.reduces_by_node or isinstance(where, HeterogeneousPlacement) or parallel.data == 1:
         return placed
-    within, across = (of_sums.slowest(pairs.sums, orders, inside=inside) for inside in (True, False))
-    return placed.with_sums_by_node(within, across, where, parallel.data, least=least)
+    nodes, each = (int(most) for most in where.spread.max(axis=0))
+    here = exchange._replace(ranks=each)
+    there = Exchange(scattered, nodes, exchange.bytes / each, tensor * each)
+    within, across = (
+        table("gradients", messages.sums, one).slowest(pairs.sums, orders, inside=inside)
+        for one, inside in ((here, True), (there, False))
+    )
+    return replace(placed, gathering=None).with_sums_by_node(within, across, where, parallel.data, least=least)

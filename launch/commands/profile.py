@@ -80,6 +80,8 @@ reads.
   wait_min=N             give up if not all nodes have started after N minutes (10)
   dry_run=true           print what would be submitted
 
+  nccl_tests=FILE[,FILE] read what all_reduce_perf and others of nccl-tests printed, as measured collectives; with
+                         add=true into an existing profile
   import=FOLDER/PREFIX   read files PREFIX_<tensor size>.npy instead of measuring: the forward seconds of embedding,
                          layers and head; give gpu=, precision=, micro_batch_size= and backward_ratio=, too
   import=DIR[,DIR]       read folders of IIDP's or JABAS's profilers together, a profile for each type of GPU
@@ -101,6 +103,10 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         from launch.profile import iidp
 
         return iidp.main(arguments, comment)
+    if arguments.nccl_tests:
+        from launch.profile import nccl_tests
+
+        return nccl_tests.main(arguments, comment)
     if arguments.known_cost is not None:
         return _import(arguments, comment)
     job = prepare(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from conf.run_folder.gpu_lines import WAYS_OUT, GpuEntry, GpuTrouble
@@ -65,7 +64,7 @@ def _gpu_faults(experiment: Experiment, group: str, node: NodeFindings) -> Itera
     for rank in node.ranks:
         if rank.failed and rank.stage == ALONE:
             yield Fault(level=Level.error, node=node.name, text=f"rank {rank.rank}: {rank.failed}")
-    others = {name for name in first.gpus if not _is_called(gpu.name, name)}
+    others = {name for name in first.gpus if not gpu.is_called(name)}
     if others:
         text = f"found {', '.join(sorted(others))}, but cluster.groups.{group}.gpu={config.gpu} is {gpu.name}"
         yield Fault(level=Level.warning, node=node.name, text=text)
@@ -105,12 +104,3 @@ def _driver_faults(node: str, entries: Sequence[GpuEntry]) -> Iterator[Fault]:
         if reasons:
             text = f"GPU {index} lowers its clocks: {', '.join(reasons)}; {WAYS_OUT[next(iter(reasons))]}"
             yield Fault(level=Level.warning, node=node, text=text)
-
-
-def _is_called(configured: str, found: str) -> bool:
-    """Whether a GPU may be the configured one: A100-40GB is called NVIDIA A100-SXM4-40GB by its driver."""
-    return set(_parts(configured)) <= set(_parts(found))
-
-
-def _parts(name: str) -> list[str]:
-    return re.findall(r"[a-z]+|\d+", name.lower())

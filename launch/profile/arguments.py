@@ -53,6 +53,8 @@ class Arguments:
     known_cost: Import | None = None
     folders: tuple[Path, ...] = ()
     """The folders of profiles of IIDP or JABAS to be read."""
+    nccl_tests: tuple[Path, ...] = ()
+    """Outputs of nccl-tests to be read."""
     export: Path | None = None
     """Where such a folder is written."""
     exported: tuple[str, ...] = ()
@@ -164,6 +166,7 @@ WORDS: Mapping[str, Reader[Any]] = {
     "wait_min": above_0,
     "profile": several(name_of("profile")),
     "export": path,
+    "nccl_tests": several(path),
     "links": path,
     "page": path,
     "graph_output": path,

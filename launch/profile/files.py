@@ -78,6 +78,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
                 f"overwrite=true"
             )
     measured = {str(costs) for costs in new.costs}
+    again = {one.name for one in new.collectives}
     tried = {(one.model, one.precision) for one in new.room}
     costs = [*(one for one in old.costs if str(one) not in measured), *new.costs]
     try:
@@ -94,6 +95,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
             buckets_mib={**old.buckets_mib, **new.buckets_mib},
             all_reduces={**old.all_reduces, **new.all_reduces},
             hosts={**old.hosts, **new.hosts},
+            collectives=[*(one for one in old.collectives if one.name not in again), *new.collectives],
             links={row: {**old.links.get(row, {}), **new.links.get(row, {})} for row in {**old.links, **new.links}},
             within=_together(old.within, new.within),
             between=_together(old.between, new.between),

@@ -12,6 +12,7 @@ from typing import Any
 from conf.blocks_of_module import digest_of
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Model, Precision
+from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.profile import (
     Cost,
     LayerProfile,
@@ -132,6 +133,7 @@ def merged(found: Found, gpu: str, source: str, date: str) -> LayerProfile:
         optimizer_ns_per_parameter={precision: rounded(statistics.median(optimizer))} if optimizer else {},
         within=_links(found, gpu, between=False),
         between=_links(found, gpu, between=True),
+        collectives=_collectives(ranks),
         room=[Room(model=model.name, precision=precision, micro_batch_size=min(rooms))] if rooms else [],
         steps=_steps(ranks, model.name, precision),
         buckets_mib={model.name: buckets(gradients)} if gradients else {},
@@ -298,6 +300,24 @@ def _all_reduce(found: Found, gpu: str, between: bool) -> LinkTimes | None:
     ranks = max(one["ranks"] for one in alike)
     sharing = min(len(of_node) for _, of_node in found.nodes) if between else 1
     return all_reduce_times(medians([one["us_by_bytes"] for one in alike if one["ranks"] == ranks]), ranks, sharing)
+
+
+def _collectives(ranks: Sequence[Mapping[str, Any]]) -> list[CollectiveTimes]:
+    """Medians over the groups that measured alike."""
+    alike: dict[tuple[str, int, int, int], list[Mapping[str, float]]] = defaultdict(list)
+    for rank in ranks:
+        for one in rank.get("collectives", ()):
+            alike[one["operation"], one["ranks"], one["nodes"], one["sharing"]].append(one["us_by_bytes"])
+    return [
+        CollectiveTimes(
+            operation=Operation(operation),
+            ranks=count,
+            nodes=nodes,
+            sharing=sharing,
+            us_by_bytes={size: rounded(us) for size, us in medians(times).items()},
+        )
+        for (operation, count, nodes, sharing), times in sorted(alike.items())
+    ]
 
 
 def medians(times: Sequence[Mapping[str, float]]) -> dict[int, float]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.parallel.comm import annotate_errors, new_group
+from megatron_ext.parallel.comm import all_gather, annotate_errors, new_group
 from megatron_ext.parallel.links import LARGEST, steps
+from megatron_ext.parallel.summing import begin_reduce_scatter
 
 SMALLEST = 1024
 """Bytes; each next size is four times as large."""
@@ -74,6 +75,82 @@ def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
         _together(device, None)
         if own is not None:
             found.append({"between": between, "ranks": size, "us_by_bytes": _all_reduce(own, device)})
+    return found
+
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "send_recv", "alltoall")
+
+
+def collectives(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Dict[str, Any]]:
+    """Times every collective for numbers of ranks: of the first 2, 4, ... and all ranks of a node, all nodes at once,
+    and of one rank of each of the first 2, 4, ... and all nodes, all ranks of these nodes at once.
+
+    All ranks call it together. Returns what this rank measured as the first one of its group: `operation`, `ranks`,
+    `nodes`, `sharing` and `us_by_bytes`, in microseconds.
+    """
+    found = []
+    across = [list(ranks) for ranks in zip(*nodes)]
+    for between, groups in ((False, [list(ranks) for ranks in nodes]), (True, across)):
+        for count in _counts(max(map(len, groups))):
+            some = [ranks[:count] for ranks in groups if len(ranks) >= count]
+            own: Optional[Tuple[dist.ProcessGroup, Sequence[int]]] = None
+            for ranks in some:
+                group = new_group(ranks)  # every rank takes part in making each group
+                if dist.get_rank() in ranks:
+                    own = group, ranks
+            _together(device, None)
+            for operation in OPERATIONS if own is not None else ():
+                assert own is not None
+                times = _collective(operation, *own, device)
+                if dist.get_rank() == own[1][0]:
+                    place = {"nodes": count, "sharing": len(some)} if between else {"nodes": 1, "sharing": 1}
+                    found.append({"operation": operation, "ranks": count, "us_by_bytes": times, **place})
+    return found
+
+
+def _counts(most: int) -> List[int]:
+    """2, 4, 8, ... and the most."""
+    return sorted({*(1 << power for power in range(1, most.bit_length())), most} - {1})
+
+
+def _collective(
+    operation: str, group: dist.ProcessGroup, ranks: Sequence[int], device: torch.device
+) -> Dict[str, float]:
+    """Times one by bytes, as nccl-tests counts them: the whole tensor, what a rank sends to all, or a message."""
+    count, largest = len(ranks), sizes(device)[-1] // 4
+    payload, other = (torch.zeros(largest, device=device) for _ in range(2))
+    place = list(ranks).index(dist.get_rank())
+    following, before = ranks[(place + 1) % count], ranks[place - 1]
+
+    def once(numbers: int) -> None:
+        part = numbers // count
+        if operation == "all_reduce":
+            dist.all_reduce(payload[:numbers], group=group)
+        elif operation == "all_gather":
+            all_gather(other[:part], payload[: part * count].view(count, part), group, "all-gathers by size")
+        elif operation == "reduce_scatter":
+            begin_reduce_scatter(payload[: part * count], other[:part], group, payload.dtype).wait()
+        elif operation == "alltoall":
+            dist.all_to_all_single(other[: part * count], payload[: part * count], group=group)
+        else:
+            ops = [
+                dist.P2POp(dist.isend, payload[:numbers], following, group),
+                dist.P2POp(dist.irecv, other[:numbers], before, group),
+            ]
+            for work in dist.batch_isend_irecv(ops):
+                work.wait()
+        _finish(device)
+
+    found = {}
+    with annotate_errors(f"{operation} by size"):
+        for size in sizes(device):
+            times = []
+            for _ in range(WARM_UP + _repeats(size)):
+                _together(device, group)
+                begun = time.perf_counter()
+                once(size // 4)
+                times.append(time.perf_counter() - begun)
+            found[str(size)] = _counting(times[WARM_UP:], size) * 1e6
     return found
 
 

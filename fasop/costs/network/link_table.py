@@ -14,18 +14,21 @@ import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
-from fasop.costs.network.links import Link, between, transfer_s, within
+from fasop.costs.network.collectives import Exchange
+from fasop.costs.network.links import Link, transfer_s
 from fasop.costs.network.pair_placement import PairUses
 
 
 def has_pairs(kinds: Sequence[NodeKind]) -> bool:
     """Whether any link is not as the groups' own figures say."""
-    return any(other.name in kind.links for kind in kinds for other in kinds)
+    of_pairs = any(other.name in kind.links for kind in kinds for other in kinds)
+    return of_pairs or any(kind.collectives is not None for kind in kinds)
 
 
 def by_size(kinds: Sequence[NodeKind]) -> bool:
-    """Whether any pair's bandwidth depends on the message's size."""
-    return any(link.gbit_per_s_by_bytes for kind in kinds for link in kind.links.values())
+    """Whether any link depends on the message's size: a pair's bandwidth, or measured collectives."""
+    of_pairs = any(link.gbit_per_s_by_bytes for kind in kinds for link in kind.links.values())
+    return of_pairs or any(kind.collectives is not None for kind in kinds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +44,10 @@ class LinkTable:
     """Likewise of the receiver."""
 
     @classmethod
-    def of(cls, kinds: Sequence[NodeKind], factors: Sequence[float], size: float) -> LinkTable:
-        """For messages of `size` bytes. `factors`, by kind, are what times are multiplied with; a pair has the larger
-        one of its own."""
-        own, by = [between(kind.group, 1) for kind in kinds], np.array(factors)
+    def of(cls, kinds: Sequence[NodeKind], factors: Sequence[float], size: float, exchange: Exchange) -> LinkTable:
+        """For messages of `size` bytes, in what ranks exchange. `factors`, by kind, are what times are multiplied with;
+        a pair has the larger one of its own."""
+        own, by = [kind.between(exchange) for kind in kinds], np.array(factors)
         latency = np.array([link.latency_s for link in own]) * by
         rate = np.array([link.s_per_byte for link in own]) * by
         shape, most = (len(kinds), len(kinds)), np.maximum.outer(by, by)
@@ -58,7 +61,7 @@ class LinkTable:
                     latencies[row, column] = most[row, column] * link.latency_us * 1e-6
                 if (seconds := transfer_s(link, size)) is not None:
                     leaving[row, column] = entering[row, column] = most[row, column] * seconds / size
-        inside = [within(kind.group) for kind in kinds]
+        inside = [kind.within(exchange) for kind in kinds]
         return cls(
             inside=Link(
                 latency_s=np.array([link.latency_s for link in inside]) * by,

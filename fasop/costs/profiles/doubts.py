@@ -14,7 +14,9 @@ from conf.schema.cluster import CPU
 from conf.schema.experiment import EngineKind, Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
+from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_doubts import link_doubts
+from fasop.costs.profiles.collective_times import CollectiveTimes
 from fasop.costs.profiles.profile import LayerProfile, ModelCosts
 from fasop.costs.training import Training
 
@@ -31,6 +33,12 @@ slower than without, but only caches make it faster."""
 SLOWER_WITH_BATCH = (0.95, 1.5)
 """A layer with a larger micro-batch: at least this part of the smaller one's time, and at most this many times what
 its samples would take."""
+FALLING = 0.95
+"""A collective of more bytes: at least this part of the time of fewer."""
+UNLIKE_LINK = 4.0
+"""How many times a collective's ring may be faster or slower than the links of the configuration, with many bytes."""
+LARGE = 2**24
+"""Many."""
 CPU_NOISE = 0.85
 """The same part on a CPU, whose times differ more from one measurement to the next."""
 
@@ -64,6 +72,8 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
                 f"{in_words(training.engine.kind, training.engine.options)}: measure its layers with 'tdpp profile' "
                 f"and the same keys of engine"
             )
+    for kind in kinds:
+        yield from _unlike_links(kind)
     groups = {kind.name: kind.group for kind in kinds}
     links = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}
     yield from link_doubts(groups, links)
@@ -80,6 +90,7 @@ def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[st
     costs = [costs for costs in profile.costs if costs.model in names]
     usual = [one for one in costs if one.model in profile.models]  # a user's blocks may do anything
     found = [
+        *(doubt for one in profile.collectives for doubt in _falling(one)),
         *_too_long(costs),
         *_lone_doubts(usual),
         *_doubts_between(usual, CPU_NOISE if profile.gpu == CPU else SLOWER_WITH_BATCH[0]),
@@ -91,6 +102,33 @@ def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[st
                 f"(usual are 0.1 to 10); check the value, or measure again"
             )
     return found
+
+
+def _falling(times: CollectiveTimes) -> Iterator[str]:
+    """Say where a collective takes less time for more bytes."""
+    for (size, us), (larger, its_us) in pairwise(sorted(times.us_by_bytes.items())):
+        if its_us < FALLING * us:
+            yield (
+                f"collectives: {times.name}: {larger} bytes take {its_us:g} us, less than {size} bytes ({us:g} us); "
+                f"predictions use {us:g} us for both; check both values, or measure again"
+            )
+
+
+def _unlike_links(kind: NodeKind) -> Iterator[str]:
+    """Say which measured collectives of a node group contradict the links that it is configured with."""
+    for times in kind.profile.collectives if kind.profile else ():
+        size = max(times.us_by_bytes)
+        between = times.nodes > 1
+        link = kind.measured(Exchange(times.operation, times.ranks, size), between=between)
+        if size < LARGE or link is None or link.s_per_byte == 0:
+            continue
+        key = f"{'inter' if between else 'intra'}_gbit_per_s"
+        configured, rate = getattr(kind.group, key), 8e-9 / link.s_per_byte
+        if not 1 / UNLIKE_LINK <= rate / configured <= UNLIKE_LINK:
+            yield (
+                f"collectives of profile {kind.gpu.profile!r}: {times.name} has links of {rate:.3g} Gbit/s, but "
+                f"cluster.groups.{kind.name}.{key}={configured:g}; check both values, or measure again"
+            )
 
 
 def _too_long(every: Sequence[ModelCosts]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from conf.schema.experiment import Engine, EngineKind, Gpu, Model, Precision
 from conf.schema.values.ranges import config
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
+from fasop.costs.profiles.collective_times import CollectiveTimes, check_collectives
 from fasop.costs.profiles.steps import (
     AllReduces,
     Host,
@@ -220,6 +221,8 @@ class LayerProfile:
     """Between GPUs of a node."""
     between: Links = field(default_factory=Links)
     """From node to node."""
+    collectives: list[CollectiveTimes] = field(default_factory=list)
+    """Measured collectives, which take the place of what the links say of these operations."""
     steps: list[Steps] = field(default_factory=list)
     """Whole training steps with IIDP's or JABAS's engine (docs/iidp.md)."""
     buckets_mib: dict[str, list[float]] = field(default_factory=dict)
@@ -288,7 +291,7 @@ def _check(profile: LayerProfile) -> None:
                 raise ConfigError(f"models.{model}.{key}={getattr(shape, key)} must be at least 1")
     for name, module in profile.modules.items():
         _possible_module(name, module)
-    if not profile.costs and not profile.steps:
+    if not profile.costs and not profile.steps and not profile.collectives:
         raise ConfigError(f"costs of {profile.gpu} is empty: a profile needs the times of at least one model")
     for costs in profile.costs:
         _possible(costs)
@@ -304,6 +307,7 @@ def _check(profile: LayerProfile) -> None:
     check_buckets(profile.buckets_mib)
     check_all_reduces(profile.all_reduces)
     check_hosts(profile.hosts)
+    check_collectives(profile.collectives)
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         if not (math.isfinite(nanoseconds) and nanoseconds > 0):
             raise ConfigError(f"optimizer_ns_per_parameter.{precision}={nanoseconds} must be above 0 nanoseconds")

@@ -17,7 +17,9 @@ import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
+from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
+from fasop.costs.profiles.collective_times import Operation
 from fasop.errors import SearchError
 from fasop.graphs.options import Level
 
@@ -120,7 +122,7 @@ def of_nodes(
     kinds: Sequence[NodeKind], order: Sequence[int], profiles: Sequence[int], memory: Sequence[float]
 ) -> Machines:
     """Make machines from a cluster's nodes in this order of kinds, which have these profiles and bytes of memory."""
-    table = LinkTable.of(kinds, [1.0] * len(kinds), BUCKET)
+    table = LinkTable.of(kinds, [1.0] * len(kinds), BUCKET, Exchange(Operation.all_reduce, 2, BUCKET))
     kind = np.array([one for one in order for _ in range(kinds[one].gpus)])
     node = np.array([number for number, one in enumerate(order) for _ in range(kinds[one].gpus)])
     here, there = kind[:, np.newaxis], kind[np.newaxis, :]

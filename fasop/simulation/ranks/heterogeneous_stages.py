@@ -249,12 +249,13 @@ class _UnlikeNodes(Nodes):
         super().__init__(kinds, np.array([[names.index(node.name) for node in nodes]]))
         self._layout = layout
 
-        self._known: dict[Messages | None, PlacedLinks] = {}
-        """Links by the sizes of messages, where they depend on them."""
+        self._known: dict[object, PlacedLinks] = {}
+        """Links by what they depend on: the sizes of messages, where they do."""
 
     def links_of(self, training: Training) -> PlacedLinks:
         messages = Messages.of(training)
-        key = messages if self._by_size or messages.longest > messages.shortest else None
+        sized = self._by_size or messages.longest > messages.shortest
+        key = (self._sizes_of(training), training.parallel.tensor_size, training.parallel.data) if sized else None
         if key not in self._known:
             gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
             placed = place_heterogeneous(gpus, self._layout)
@@ -262,7 +263,7 @@ class _UnlikeNodes(Nodes):
         placed_links = self._known[key]
         if not training.shares_by_memory:
             return placed_links
-        return replace(placed_links, sums=self._part_by_part(placed_links.sums, training))
+        return self._part_by_part(placed_links, training)
 
     def replicas_of(self, training: Training) -> list[Integers]:
         nodes = [node for node, kind in enumerate(self.orders[0]) for _ in range(self.kinds[kind].gpus)]

@@ -23,7 +23,7 @@ from fasop.simulation.predict import predict, predict_plan
 from tests.support.cases import fewer
 from tests.support.fasop.modules import random_profile, words, written
 from tests.support.fasop.plans import kinds, mixed
-from tests.support.fasop.random_clusters import best_times, random_case, with_links
+from tests.support.fasop.random_clusters import best_times, random_case, with_collectives, with_links
 from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
 
@@ -75,6 +75,29 @@ def test_the_best_order_is_that_of_brute_force_with_links_of_pairs() -> None:
         tried += 1
     assert tried > 5
     assert changed > 0
+
+
+@pytest.mark.slow
+def test_the_best_plan_is_that_of_brute_force_with_measured_collectives() -> None:
+    """No plan of any size, order or partition is below its bound, and the replay agrees."""
+    tried, changed = 0, 0
+    for seed in seeds(fewer(14, 40)):
+        rng = np.random.default_rng(seed)
+        training, nodes, choices = random_case(rng)
+        measured = with_collectives(rng, nodes)
+        best = best_times(training, measured, choices)
+        if not best or not np.isfinite(least := min(seconds for _, seconds in best)):
+            continue
+        keep, plain = Best(1), Best(1)
+        explore([Space(training, measured, choices)], keep)
+        explore([Space(training, nodes, choices)], plain)
+        assert keep.plans[0].total == pytest.approx(least, rel=1e-9)
+        assert all(floor(sized, measured) <= seconds * (1 + 1e-9) for sized, seconds in best)
+        assert predict_plan(keep.plans[0]).iteration_s == pytest.approx(keep.plans[0].total, rel=1e-9)
+        changed += keep.plans[0].total != plain.plans[0].total
+        tried += 1
+    assert tried > 5
+    assert changed > 3
 
 
 @pytest.mark.slow

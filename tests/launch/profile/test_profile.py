@@ -20,6 +20,7 @@ from conf.schema.experiment import Model, Precision
 from fasop.costs.measured_module import LOSS
 from fasop.costs.network.links import Link
 from fasop.costs.profiles import files as profiles
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.files import read_profile
 from fasop.shares.public_folders import read_folders
 from fasop.simulation.predict import predict
@@ -62,6 +63,9 @@ def test_this_machine_is_measured_and_a_search_reads_what_was_written(
     (steps,) = written.steps
     assert (steps.model, steps.precision, steps.micro_batch_size, steps.most_workers) == ("tiny", Precision.fp32, 2, 2)
     assert [times.workers for times in steps.times] == [1, 2]
+    places = {(one.operation, one.ranks, one.nodes, one.sharing) for one in written.collectives}
+    assert places == {(one, 2, nodes, nodes) for one in Operation for nodes in (1, 2)}
+    assert all([*one.us_by_bytes] == SIZES for one in written.collectives)
     assert "on a CPU they are threads" in told.out
     assert "Gradient buckets of tiny" in (folder / "page.html").read_text()
     assert main(["profile", "export=ours", "profile=mine"]) == 0

@@ -25,6 +25,8 @@ from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory.allowance import communicator_bytes, context_bytes
 from fasop.costs.memory.amounts import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
 from fasop.costs.parallelism import Parallelism
+from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
+from fasop.costs.profiles.profile import LayerProfile
 from fasop.costs.training import Training
 from fasop.search.space.choices import Choices
 from megatron_ext.contract.models.model import ModelConfig
@@ -144,6 +146,29 @@ def with_links(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[Node
             table[second][first] = there if alike else link()
             table[first][second] = there
     return [replace(kind, links=table[kind.name]) for kind in kinds]
+
+
+def with_collectives(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
+    """The same nodes, of which some have measured collectives of some operations and numbers of ranks."""
+
+    def times(operation: Operation, ranks: int, nodes: int) -> CollectiveTimes:
+        sizes = sorted({int(10 ** rng.uniform(1, 8)) for _ in range(6)})
+        us_by_bytes = {size: float(10 ** rng.uniform(0, 1) + size / 10 ** rng.uniform(2, 4)) for size in sizes}
+        sharing = int(rng.integers(1, 4)) if nodes > 1 else 1
+        return CollectiveTimes(operation=operation, ranks=ranks, nodes=nodes, sharing=sharing, us_by_bytes=us_by_bytes)
+
+    found = []
+    for kind in kinds:
+        some = [
+            times(operation, ranks, nodes)
+            for operation in Operation
+            for ranks in (2, 4)
+            for nodes in (1, 2)
+            if rng.random() < 0.6
+        ]
+        profile = LayerProfile(gpu=kind.gpu.name, source="drawn", collectives=some) if some else None
+        found.append(kind if kind.profile is not None or profile is None else replace(kind, profile=profile))
+    return found
 
 
 def all_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Iterator[Training]:
