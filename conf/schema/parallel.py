@@ -17,6 +17,7 @@ from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.parallel_config import (
     GATHERED,
     SCATTERED,
+    SCATTERS,
     Offload,
     Recompute,
     broken_by_chunks,
@@ -40,6 +41,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         _read_recompute(self)
         _read_offload(self)
         _read_zero(self)
+        _read_scatter(self)
         ranges.check("parallel", self)
         _check_auto(self)
         _check_context(self)
@@ -190,6 +192,26 @@ def _once_or_by_stage(
             f"use parallel.pipeline={len(found)}, or parallel.{key}={run_length_text(fitted, '-')}"
         )
     return found[0] if len({*found}) == 1 else run_length_text(found, "-")
+
+
+def _read_scatter(parallel: Parallel) -> None:
+    """Makes `scatter_messages` one of its words, which YAML reads as true and false."""
+    value = str(parallel.scatter_messages).lower()
+    object.__setattr__(parallel, "scatter_messages", value)
+    if value not in SCATTERS:
+        raise ConfigError(f"parallel.scatter_messages={value} must be one of {', '.join(SCATTERS)}")
+    if value != "true":
+        return
+    tensors = parallel.layout.tensors
+    why = None
+    if parallel.pipeline == 1 or max(tensors) == 1:
+        why = "needs parallel.tensor and parallel.pipeline of at least 2: no tensor group sends a message"
+    elif len({*tensors}) > 1:
+        why = f"needs one parallel.tensor for all stages, not {parallel.tensor}, whose ranks have no parts in common"
+    elif parallel.sequence_parallel:
+        why = "cannot be combined with parallel.sequence_parallel=true, where each rank has and sends its part alone"
+    if why is not None:
+        raise ConfigError(f"parallel.scatter_messages=true {why}; use auto, which does it where it helps, or false")
 
 
 def _check_auto(parallel: Parallel) -> None:

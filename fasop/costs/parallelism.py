@@ -15,6 +15,7 @@ from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.parallel_config import (
     SCATTERED,
+    SCATTERS,
     Compress,
     Offload,
     Recompute,
@@ -49,6 +50,7 @@ class Parallelism(PlacedPlan):
     """One for all stages, or by stage."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
+    scatter_messages: str = SCATTERS[0]
     hierarchical_reduce: bool = False
     micro_batch_size: int = 1
     global_batch_size: int
@@ -86,6 +88,7 @@ class Parallelism(PlacedPlan):
             offload=parallel.offload if isinstance(parallel.offload, Offload) else parallel.offloads,
             reduce_dtype=parallel.reduce_dtype,
             compress=parallel.compress,
+            scatter_messages=parallel.scatter_messages,
             hierarchical_reduce=parallel.hierarchical_reduce,
             micro_batch_size=parallel.micro_batch_size,
             global_batch_size=parallel.global_batch_size,
@@ -121,6 +124,7 @@ class Parallelism(PlacedPlan):
             offload=run_length_text(self.offload, "-") if isinstance(self.offload, tuple) else self.offload,
             reduce_dtype=self.reduce_dtype,
             compress=self.compress,
+            scatter_messages=self.scatter_messages if self.may_scatter else SCATTERS[0],
             hierarchical_reduce=self.hierarchical_reduce,
             micro_batch_size=self.micro_batch_size,
             global_batch_size=self.global_batch_size,
@@ -169,6 +173,13 @@ class Parallelism(PlacedPlan):
             zero=zero if zero >= SCATTERED else None,
             offload=self.offloads[stage],
         )
+
+    @property
+    def may_scatter(self) -> bool:
+        """Whether ranks of tensor groups of one size may each send a part of a message that all of them have."""
+        tensors = self.layout.tensors
+        alike = len({*tensors}) == 1 and tensors[0] > 1 and self.pipeline > 1
+        return self.scatter_messages != SCATTERS[0] and alike and not self.sequence_parallel
 
     @property
     def first_replicas(self) -> int:

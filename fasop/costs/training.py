@@ -71,6 +71,11 @@ class Training:
         return BYTES[self.precision]
 
     @property
+    def scatters_messages(self) -> bool:
+        """Whether ranks of a tensor group may each send a part of a message; only tdpp's engine does."""
+        return self.engine.kind is EngineKind.tdpp and self.parallel.may_scatter
+
+    @property
     def megatron_lm(self) -> bool:
         return self.engine.kind is EngineKind.megatron_lm
 

@@ -326,6 +326,7 @@ def of_experiment(experiment: Experiment) -> Inputs:
         offload=own.any_offload,
         reduce_dtype=own.reduce_dtype,
         compress=own.compress,
+        scatter_messages=own.scatter_messages,
         hierarchical_reduce=own.hierarchical_reduce,
         recompute=choices.recompute[0],
         sharded_optimizer=choices.sharded_optimizer[0],

@@ -31,7 +31,7 @@ from fasop.costs.schedules import chunks_in_flight, filling
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, on_pairs
+from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, gathering_in_groups, on_pairs, scattered
 
 
 def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
@@ -285,7 +285,9 @@ class Nodes:
         parallel = training.parallel
         sizes = (parallel.tensor_size, parallel.data, parallel.pipeline)
         by_node = training.reduces_by_node and parallel.data > 1
-        key = (*sizes, by_node, training.shares_by_memory, *(self._sizes_of(training) if self._by_size else ()))
+        messages = min(training.messages) if training.scatters_messages else 0
+        of_size = self._sizes_of(training) if self._by_size else ()
+        key = (*sizes, by_node, messages, training.shares_by_memory, *of_size)
         if self._last is None or self._last[0] != key:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
             if self._has_pairs:
@@ -293,9 +295,14 @@ class Nodes:
             else:
                 hops = self._slowest_link(where.hops, [kind.factors.messages for kind in self.kinds])
                 of_sums = [kind.factors.gradients for kind in self.kinds]
+                ahead, by_cut = Hops(hops, hops.s_per_byte), None
+                if training.scatters_messages:
+                    gather = gathering_in_groups(self.kinds, self.orders, training, where.stages)
+                    ahead, by_cut = scattered(ahead, ahead, gather, training)
                 placed = PlacedLinks(
                     stages=where.stages,
-                    hops=Hops(hops, hops.s_per_byte),
+                    hops=ahead,
+                    scattered=by_cut,
                     back=None,
                     one_way_out=where.one_way_out,
                     sums=self._slowest_link(where.sums, of_sums),
@@ -312,7 +319,7 @@ class Nodes:
     @staticmethod
     def _sizes_of(training: Training) -> tuple[float, ...]:
         """What links depend on where they depend on the size of messages."""
-        return *Messages.of(training), training.parallel.sharded_optimizer
+        return *Messages.of(training), training.parallel.sharded_optimizer, training.scatters_messages
 
     def _part_by_part(self, placed: PlacedLinks, training: Training) -> PlacedLinks:
         """Return the links with those of rings where the replicas of a stage keep unlike parts: each of these is
@@ -388,6 +395,15 @@ def stages_summing_by_node(placed: PlacedTraining) -> list[int]:
     order = np.array([[names.index(node.name) for node in placed.nodes]])
     better = Nodes(kinds, order).links_of(placed.training).by_node
     return [] if better is None else np.flatnonzero(better[:, 0]).tolist()
+
+
+def cuts_scattered(placed: PlacedTraining) -> list[int]:
+    """Returns the stages whose tensor groups send each rank's part of a message alone to the next stage."""
+    names = [kind.name for kind in placed.kinds]
+    order = np.array([[names.index(node.name) for node in placed.nodes]])
+    chosen = Nodes(placed.kinds, order).links_of(placed.training).scattered
+    last = placed.training.parallel.pipeline - (placed.training.parallel.chunks == 1)
+    return [] if chosen is None else np.flatnonzero(chosen[:last, 0]).tolist()
 
 
 def pass_times(training: Training, times: Floats, again: Floats | None = None) -> Linear:

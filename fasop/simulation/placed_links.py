@@ -62,6 +62,30 @@ class Hops(NamedTuple):
     """Seconds for each byte that a message is longer."""
 
 
+def scattered(whole: Hops, parts: Hops, gather: Link[Floats], training: Training) -> tuple[Hops, NDArray[np.bool_]]:
+    """The hops of messages of which each rank of a tensor group sends its part, after which the receiving group gathers
+    them by `gather`; and [stages, pipelines] at which cuts that is done: where it is quicker, or at all.
+
+    `parts` are the links for messages of that size. What gathers takes is added to the latency: it occupies no link
+    between nodes.
+    """
+    tensor, shortest = training.parallel.tensor_size, min(training.messages)
+    link = Link(
+        latency_s=parts.link.latency_s + gather.takes(np.array(float(shortest))),
+        s_per_byte=parts.link.s_per_byte / tensor,
+    )
+    own = Hops(link, parts.longer / tensor + gather.s_per_byte)
+    size = np.array(float(shortest))
+    better = own.link.takes(size) < whole.link.takes(size)
+    if training.parallel.scatter_messages == "true":
+        better = np.ones_like(better)
+    link = Link(
+        latency_s=np.where(better, link.latency_s, whole.link.latency_s),
+        s_per_byte=np.where(better, link.s_per_byte, whole.link.s_per_byte),
+    )
+    return Hops(link, np.where(better, own.longer, whole.longer)), better
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlacedLinks:
     """Where ranks lie, and the links that they have there: [items, pipelines] each."""
@@ -77,6 +101,8 @@ class PlacedLinks:
     embedding: Link[Floats]
     gathering: Link[Floats] | None = None
     """Likewise where replicas hand out weights; None: the links of `sums`."""
+    scattered: NDArray[np.bool_] | None = None
+    """[stages, pipelines]: whether each rank of a tensor group sends a part of a message; None: nowhere."""
     by_node: NDArray[np.bool_] | None = None
     """[stages, pipelines]: whether sums within nodes first are no slower; None: they are not asked for."""
 
@@ -111,6 +137,19 @@ class PlacedLinks:
         return replace(self, sums=sums, by_node=better)
 
 
+def gathering_in_groups(kinds: Sequence[NodeKind], orders: Integers, training: Training, stages: Uses) -> Link[Floats]:
+    """[stages, pipelines]: the links by which the tensor groups on either side of each cut gather a message, of the
+    slower side."""
+    tensor = training.parallel.tensor_size
+    whole = Exchange(Operation.all_gather, tensor, float(min(training.messages)))
+    links = [kind.within(whole).all_gather(tensor) for kind in kinds]
+    factors = [kind.factors.messages for kind in kinds]
+    times = np.array([[f * one.latency_s, f * one.s_per_byte] for f, one in zip(factors, links, strict=True)])
+    slowest = np.maximum.reduceat(times[orders.T[stages.nodes]], stages.starts, axis=0)
+    sides: Floats = np.maximum(slowest, np.roll(slowest, -1, axis=0))
+    return Link(latency_s=sides[..., 0], s_per_byte=sides[..., 1])
+
+
 def on_pairs(
     kinds: Sequence[NodeKind],
     orders: Integers,
@@ -132,13 +171,13 @@ def on_pairs(
         found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size), exchange)
         return found.least() if least else found
 
-    short, long = (
-        table("messages", size, Exchange(Operation.send_recv, 2, size))
-        for size in (messages.shortest, messages.longest)
-    )
     bytes_longer = messages.longest - messages.shortest
 
-    def hops(uses: PairUses) -> Hops:
+    def tables(tensor: int) -> list[LinkTable]:
+        every = (messages.shortest / tensor, messages.longest / tensor)
+        return [table("messages", size, Exchange(Operation.send_recv, 2, size)) for size in every]
+
+    def hops(uses: PairUses, short: LinkTable, long: LinkTable) -> Hops:
         link = short.slowest(uses, orders)
         if not bytes_longer:
             return Hops(link, link.s_per_byte)
@@ -146,8 +185,17 @@ def on_pairs(
         return Hops(link, (most - messages.shortest * link.s_per_byte) / bytes_longer)
 
     replicas, tensor = parallel.data, parallel.tensor_size
-    scattered = Operation.reduce_scatter if parallel.sharded_optimizer else Operation.all_reduce
-    exchange = Exchange(scattered, replicas, messages.sums * replicas, tensor)
+    summing = Operation.reduce_scatter if parallel.sharded_optimizer else Operation.all_reduce
+    exchange = Exchange(summing, replicas, messages.sums * replicas, tensor)
+    short, long = tables(1)
+    ahead = hops(pairs.hops, short, long)
+    back = hops(pairs.hops.back, short, long) if short.one_way or long.one_way else None
+    by_cut = None
+    if training.scatters_messages:
+        of_parts, gather = tables(parallel.tensor_size), gathering_in_groups(kinds, orders, training, where.stages)
+        ahead, by_cut = scattered(ahead, hops(pairs.hops, *of_parts), gather, training)
+        if back is not None:
+            back, _ = scattered(back, hops(pairs.hops.back, *of_parts), gather, training)
     of_sums = table("gradients", messages.sums, exchange)
     gathering = None
     if parallel.sharded_optimizer and any(kind.collectives is not None for kind in kinds):
@@ -157,8 +205,9 @@ def on_pairs(
     tied = Exchange(Operation.all_reduce, holders, messages.embedding * holders, tensor * replicas)
     placed = PlacedLinks(
         stages=where.stages,
-        hops=hops(pairs.hops),
-        back=hops(pairs.hops.back) if short.one_way or long.one_way else None,
+        hops=ahead,
+        back=back,
+        scattered=by_cut,
         one_way_out=where.one_way_out,
         sums=of_sums.slowest(pairs.sums, orders),
         embedding=table("embedding", messages.embedding, tied).slowest(pairs.embedding, orders),
@@ -168,7 +217,7 @@ def on_pairs(
         return placed
     nodes, each = (int(most) for most in where.spread.max(axis=0))
     here = exchange._replace(ranks=each)
-    there = Exchange(scattered, nodes, exchange.bytes / each, tensor * each)
+    there = Exchange(summing, nodes, exchange.bytes / each, tensor * each)
     within, across = (
         table("gradients", messages.sums, one).slowest(pairs.sums, orders, inside=inside)
         for one, inside in ((here, True), (there, False))

@@ -85,6 +85,7 @@ def options(parallel: Parallel) -> str:
     given += [f"offload {parallel.offload}"] if parallel.offload is not Offload.none else []
     given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
     given += [f"messages in {parallel.compress}"] if parallel.compress is not Compress.none else []
+    given += [f"messages scattered: {parallel.scatter_messages}"] if parallel.scatter_messages != "false" else []
     given += ["sums within nodes first"] if parallel.hierarchical_reduce else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []
     given += [f"experts over {parallel.expert}"] if parallel.expert > 1 else []
@@ -189,6 +190,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "offload": parallel.offload,
         "reduce_dtype": parallel.reduce_dtype,
         "compress": parallel.compress,
+        "scatter_messages": parallel.scatter_messages if parallel.scatter_messages != "false" else None,
         "hierarchical_reduce": parallel.hierarchical_reduce,
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,

@@ -114,6 +114,8 @@ class Compress(Word):
     """In 8 bits, with one scale in fp32 for each 256 numbers: about a quarter of the bytes of fp32."""
 
 
+SCATTERS = ("false", "true", "auto")
+"""The values of `Parallel.scatter_messages`; the first one is the default."""
 BLOCK = 256
 """The numbers of a message that have one scale with `Compress.int8`."""
 SCALE_BYTES = 4
@@ -235,6 +237,9 @@ class Parallel:
     stage, such as optimizer-none."""
     reduce_dtype: ReduceDtype = ReduceDtype.fp32
     compress: Compress = Compress.none
+    scatter_messages: str = SCATTERS[0]
+    """Whether each rank of a tensor group sends its part of a message alone to the next stage, whose tensor group puts
+    them together: `true` at every cut, `auto` at those where that is predicted to be faster, `false` at none."""
     hierarchical_reduce: bool = False
     """Sum a stage's gradients within each node first, and across nodes after, wherever its replicas lie evenly on
     several nodes, as many on each, and the links make that faster."""

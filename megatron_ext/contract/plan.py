@@ -131,6 +131,8 @@ class Content:
     """Null: fp32."""
     compress: Optional[Compress] = field(metadata=about(written=False))
     """Null: messages between stages are sent as they are."""
+    scattered_cuts: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE, written=False))
+    """Stages whose tensor groups send each rank's part of a message alone to the next stage; null: none."""
     hierarchical_stages: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE, written=False))
     """Stages whose replicas sum gradients within each node first, and then across nodes; null: none."""
     schedule: Schedule

@@ -150,6 +150,7 @@ def _unusual(plan: Plan) -> list[str]:
         f"activations in the host's memory{_of_stages(plan, 'takes_activations')}": takes.takes_activations,
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
         f"messages between stages in {plan.compress}": plan.compress not in (None, "none"),
+        "messages scattered over tensor groups": bool(plan.scattered_cuts),
         "gradients summed within nodes first": bool(plan.hierarchical_stages),
         f"{len(plan.islands or ())} islands that meet every {plan.train.sync_every} iterations": bool(plan.islands),
         "sequence parallelism": plan.sequence_parallel,

@@ -158,6 +158,11 @@ def check_engine(
         ),
         "zero": ("parallel.zero", parallel.zero, True if max(parallel.zeros) > 1 else None),
         "zeros": ("parallel.zero", parallel.zero, True if len({*parallel.zeros}) > 1 else None),
+        "scattered_cuts": (
+            "parallel.scatter_messages",
+            parallel.scatter_messages,
+            True if parallel.scatter_messages == "true" else None,
+        ),
         "shards": ("parallel.shards", parallel.shards, None if parallel.shards is Shards.equal else True),
         "offload": ("parallel.offload", parallel.offload, None if parallel.offload is Offload.none else True),
         "hierarchical_stages": ("parallel.hierarchical_reduce", "true", parallel.hierarchical_reduce or None),
@@ -216,6 +221,11 @@ def _schedule(parallel: Parallel, regrouped: bool) -> None:
         raise ConfigError(
             f"parallel.compress={parallel.compress}: Megatron-LM sends activations as they are; use "
             "parallel.compress=none, or engine=tdpp"
+        )
+    if parallel.scatter_messages == "true":
+        raise ConfigError(
+            "parallel.scatter_messages=true: Megatron-LM sends whole messages since megatron-core 0.13; use "
+            "parallel.scatter_messages=false, or engine=tdpp"
         )
     if parallel.zero is not None:
         raise ConfigError(

@@ -28,7 +28,7 @@ from fasop.partition.bounds import mean_of, whole_of
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.parallel_config import Schedule
+from megatron_ext.contract.parallel_config import SCATTERS, Schedule
 
 FAR = 1e9
 """Seconds of a layer where there is no stage: none is laid there."""
@@ -146,7 +146,8 @@ class Work:
             for part in ("embedding", "head")
         )
         """[sizes, kinds, 2]"""
-        self.message = float(min(min(sized(one, tensor).messages) for tensor in tensors))
+        scatters = one.parallel.scatter_messages != SCATTERS[0]
+        self.message = float(min(min(sized(one, tensor).messages) / (tensor if scatters else 1) for tensor in tensors))
         """Bytes, of the shortest."""
         some = self.units > 0
         self.gradients = [

@@ -24,6 +24,7 @@ from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Messages, PlacedLinks, on_pairs
 from fasop.simulation.ranks.replay import RankDurations, StageTimes
 from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.parallel_config import SCATTERS
 from megatron_ext.contract.schedule.iteration import replicated, schedule
 from megatron_ext.contract.schedule.schedules import Actions
 from megatron_ext.contract.schedule.streams import Semantics
@@ -283,6 +284,7 @@ def _like(training: Training, tensor: int, replicas: int, parallel: Parallelism)
     alike = replace(
         parallel,
         tensor=tensor,
+        scatter_messages=parallel.scatter_messages if parallel.may_scatter else SCATTERS[0],
         data=replicas,
         replicas=None,
         shares=shares,

@@ -74,6 +74,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         offloads=list(parallel.offloads) if len({*parallel.offloads}) > 1 else None,
         reduce_dtype=None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
         compress=None if parallel.compress is Compress.none else parallel.compress,
+        scattered_cuts=_scattered_cuts(experiment),
         hierarchical_stages=_hierarchical_stages(experiment),
         schedule=parallel.schedule,
         schedule_file=parallel.schedule_file and SCHEDULE,
@@ -234,6 +235,16 @@ def _hierarchical_stages(experiment: Experiment) -> list[int] | None:
     from fasop.simulation.predict import planned
 
     return stages_summing_by_node(planned(experiment)) or None
+
+
+def _scattered_cuts(experiment: Experiment) -> list[int] | None:
+    """Returns the stages that send parts of messages alone; None if there are none."""
+    if experiment.parallel.scatter_messages == "false":
+        return None
+    from fasop.simulation.on_nodes import cuts_scattered  # numpy is slow to import
+    from fasop.simulation.predict import planned
+
+    return cuts_scattered(planned(experiment)) or None
 
 
 def _shards(experiment: Experiment) -> list[list[int]] | None:

@@ -33,6 +33,7 @@ _ALIKE = {
     "reduce_dtype": f"fp32 {WITH}, which sums gradients in fp32; engine=tdpp sums in bf16, too",
     "islands": f"null {WITH}, whose replicas sum gradients in every iteration; engine=tdpp has islands",
     "compress": f"none {WITH}, which sends activations as they are; engine=tdpp sends them in 8 bits, too",
+    "scattered_cuts": f"false {WITH}, which sends whole messages since 0.13; engine=tdpp scatters them",
     "rehearsal": f"null {WITH}; engine=tdpp has rehearsals",
 }
 """What only tdpp's own engine has, and plan.json has null for it otherwise."""

@@ -63,20 +63,23 @@ class ExecutorFactory:
         return [
             Chunk(
                 stage,
-                self._message(self._parts[virtual].enters, virtual - 1, size, sizes),
-                self._message(self._parts[virtual].leaves if not stage.last else (), virtual + 1, size, sizes),
+                self._message(self._parts[virtual].enters, virtual - 1, size, sizes, virtual - 1),
+                self._message(self._parts[virtual].leaves if not stage.last else (), virtual + 1, size, sizes, virtual),
             )
             for stage, virtual in zip(stages, self._virtual_stages)
         ]
 
-    def _message(self, wires: Sequence[str], other: int, size: int, sizes: Sizes) -> Message:
-        """Returns the message to or from the virtual stage `other`."""
+    def _message(self, wires: Sequence[str], other: int, size: int, sizes: Sizes, cut: int) -> Message:
+        """Returns the message to or from the virtual stage `other`, over the cut behind the virtual stage `cut`."""
         plan = self._plan
         other_tensor = plan.layout.tensors[other % plan.pipeline]
         whole = plan.sequence_parallel and other_tensor != self._tensor.size
+        alike = other_tensor == self._tensor.size > 1 and not plan.sequence_parallel
+        scattered = alike and cut % plan.pipeline in (plan.scattered_cuts or ())
         dtype, fixed_for = DTYPES[plan.train.precision], plan.micro_batch_size
         return message_of(
-            self._task, wires, size, self._tensor, dtype, self._device, whole, fixed_for, sizes, plan.compress
+            *(self._task, wires, size, self._tensor, dtype, self._device, whole, fixed_for, sizes, plan.compress),
+            scattered=scattered,
         )
 
     def pass_once(self, stages: Sequence[Stage], size: int, *, with_gradients: bool) -> None:

@@ -8,8 +8,10 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.events import TENSOR
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Compress, compressed_bytes
 from megatron_ext.contract.plan_parts import Place
@@ -121,20 +123,27 @@ class Content(NamedTuple):
 class Message:
     """The tensors that go over a cut together; both sides know them, so that nothing describes them on the way."""
 
-    def __init__(self, contents: Sequence[Content], device: torch.device, tensor: TensorGroup = ALONE) -> None:
+    def __init__(
+        self, contents: Sequence[Content], device: torch.device, tensor: TensorGroup = ALONE, scattered: bool = False
+    ) -> None:
+        """`scattered`: all ranks of both tensor groups, which are of one size, have the same tensors; each sends its
+        part of the flat ones, and those that receive put them together."""
         self.contents = tuple(contents)
+        self._parts = tensor.size if scattered else 1
         self._device = device
         self._tensor = tensor
         by_format: Dict[Tuple[torch.dtype, bool], List[Content]] = {}
         for content in contents:
             by_format.setdefault((content.dtype, content.in_int8), []).append(content)
         self._formats = list(by_format.values())
-        self.likes = [torch.empty(shape, dtype=kind, device=device) for shape, kind in map(_sent, self._formats)]
+        self._whole_ones = [_sent(group) for group in self._formats]
+        self.likes = [torch.empty(self._part(shape), dtype=kind, device=device) for shape, kind in self._whole_ones]
         """Tensors like those that are sent, in their order."""
 
     def gradients(self, others: Sequence[Content] = ()) -> Message:
         """What goes back over the cut, with `others` behind it."""
-        return Message([*(one for one in self.contents if one.gradient), *others], self._device, self._tensor)
+        contents = [*(one for one in self.contents if one.gradient), *others]
+        return Message(contents, self._device, self._tensor, self._parts > 1)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> List[Tensor]:
         """The tensors to send.
@@ -159,11 +168,14 @@ class Message:
             else torch.cat([tensors[one.name].flatten() for one in group])
             for group in self._formats
         ]
-        return [quantised(flat) if group[0].in_int8 else flat for group, flat in zip(self._formats, packed)]
+        every = [quantised(flat) if group[0].in_int8 else flat for group, flat in zip(self._formats, packed)]
+        return every if self._parts == 1 else [self._own_part(flat) for flat in every]
 
     def unpack(self, received: Sequence[Tensor]) -> Tensors:
         """The inverse: parts of what was received, by name."""
         found: Tensors = {}
+        if self._parts > 1:
+            received = [self._gathered(part, *whole) for part, whole in zip(received, self._whole_ones)]
         for group, flat in zip(self._formats, received):
             if group[0].in_int8:
                 flat = restored(flat, sum(one.numel for one in group), group[0].dtype)
@@ -179,6 +191,23 @@ class Message:
                 own = found[one.name].narrow(one.shared, here.start, here.stop - here.start)
                 found[one.name] = own.contiguous()
         return found
+
+    def _part(self, shape: Tuple[int, ...]) -> Tuple[int, ...]:
+        """The shape of what is sent of a tensor of this one; the last rank's part may end in zeros."""
+        return shape if self._parts == 1 else (-(-math.prod(shape) // self._parts),)
+
+    def _own_part(self, whole: Tensor) -> Tensor:
+        flat = whole.detach().flatten()
+        (length,) = self._part(tuple(flat.shape))
+        own = flat[self._tensor.rank * length : (self._tensor.rank + 1) * length]
+        return own if len(own) == length else pad(own, (0, length - len(own)))
+
+    def _gathered(self, part: Tensor, shape: Tuple[int, ...], _: torch.dtype) -> Tensor:
+        """Put together from the parts of the tensor group, all of which call it."""
+        self._tensor.recorder.traffic.all_gathered(part, self._tensor.group, TENSOR)
+        parts = part.new_empty(self._parts, len(part))
+        all_gather(part, parts, self._tensor.group, "putting together what came from another stage")
+        return parts.view(-1)[: math.prod(shape)].view(shape)
 
     def _whole(self, share: Tensor, one: Content) -> Tensor:
         """Put together from the shares of the tensor group, all of which call it."""
@@ -209,13 +238,15 @@ def message_of(
     fixed_for: Optional[int] = None,
     own_sizes: Sequence[Tuple[str, int]] = (),
     compress: Optional[Compress] = None,
+    scattered: bool = False,
 ) -> Message:
     """The message that carries these wires of a task, whose own number format is `dtype`.
 
     With sequence parallelism each rank sends its share of them to the rank that has the same; where the other stage's
     tensor group has another size, the `whole` of them. `fixed_for` is the micro-batch size of wires without a named
     one: their first dimension of that size; `own_sizes` are those that the micro-batch has instead of the task's.
-    With `compress` activations, which are what a gradient comes back for, are sent in 8 bits.
+    With `compress` activations, which are what a gradient comes back for, are sent in 8 bits; `scattered`, each rank
+    sends its part.
     """
     sizes = {**task.sizes(micro_batch_size), **dict(own_sizes)}
     sequences = {SEQUENCE, DECODER_SEQUENCE} & sizes.keys()
@@ -234,4 +265,4 @@ def message_of(
         kind = dtype if wire.dtype is None else wire.dtype
         in_int8 = compress == Compress.int8 and wire.gradient and not wire.exact
         contents.append(Content(wire.name, shape, kind, wire.gradient, shared, in_int8))
-    return Message(contents, device, tensor)
+    return Message(contents, device, tensor, scattered)
