@@ -397,15 +397,6 @@ def stages_summing_by_node(placed: PlacedTraining) -> list[int]:
     return [] if better is None else np.flatnonzero(better[:, 0]).tolist()
 
 
-def cuts_scattered(placed: PlacedTraining) -> list[int]:
-    """Returns the stages whose tensor groups send each rank's part of a message alone to the next stage."""
-    names = [kind.name for kind in placed.kinds]
-    order = np.array([[names.index(node.name) for node in placed.nodes]])
-    chosen = Nodes(placed.kinds, order).links_of(placed.training).scattered
-    last = placed.training.parallel.pipeline - (placed.training.parallel.chunks == 1)
-    return [] if chosen is None else np.flatnonzero(chosen[:last, 0]).tolist()
-
-
 def pass_times(training: Training, times: Floats, again: Floats | None = None) -> Linear:
     """[parts, pipelines], from the times of embedding, head and layers by stage; `again` is what a layer takes longer
     that is computed again, where not all are."""

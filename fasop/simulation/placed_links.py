@@ -35,7 +35,7 @@ class Messages(NamedTuple):
     embedding: float
     """A step that sums those of the embedding."""
     weights: float
-    """Of the mean stage, which a sharded optimizer hands out."""
+    """The weights of the mean stage, which a sharded optimizer hands out."""
 
     @classmethod
     def of(cls, training: Training) -> Messages:

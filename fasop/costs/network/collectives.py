@@ -27,7 +27,7 @@ class Exchange(NamedTuple):
     operation: Operation
     ranks: int
     bytes: float
-    """As in `CollectiveTimes`."""
+    """Counted as `CollectiveTimes` does."""
     stride: int = 1
     """How many ranks further on the next one of the group lies."""
 

@@ -275,6 +275,18 @@ class _UnlikeNodes(Nodes):
         ]
 
 
+def cuts_scattered(placed: PlacedTraining) -> list[int]:
+    """Returns the stages whose tensor groups send each rank's part of a message alone to the next stage."""
+    training, parallel = placed.training, placed.training.parallel
+    last = parallel.pipeline - (parallel.chunks == 1)
+    if not training.scatters_messages or parallel.scatter_messages == "true":
+        return [*range(last)] if training.scatters_messages else []
+    layout = parallel.layout
+    one = _like(training, layout.tensors[0], layout.replicas[0], parallel.of_stage(0))
+    chosen = _UnlikeNodes(placed.nodes, layout).links_of(one).scattered
+    return [] if chosen is None else np.flatnonzero(chosen[:last, 0]).tolist()
+
+
 def _like(training: Training, tensor: int, replicas: int, parallel: Parallelism) -> Training:
     """With the sizes of one stage in all of them."""
     count = parallel.global_batch_size // parallel.micro_batch_size

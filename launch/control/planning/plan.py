@@ -241,8 +241,8 @@ def _scattered_cuts(experiment: Experiment) -> list[int] | None:
     """Returns the stages that send parts of messages alone; None if there are none."""
     if experiment.parallel.scatter_messages == "false":
         return None
-    from fasop.simulation.on_nodes import cuts_scattered  # numpy is slow to import
-    from fasop.simulation.predict import planned
+    from fasop.simulation.predict import planned  # numpy is slow to import
+    from fasop.simulation.ranks.heterogeneous_stages import cuts_scattered
 
     return cuts_scattered(planned(experiment)) or None
 

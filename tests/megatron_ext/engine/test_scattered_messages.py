@@ -22,7 +22,7 @@ Engine = Callable[..., EngineRun]
 SCATTER = "parallel.scatter_messages=true"
 LAYOUTS = [
     Layout(2, 1, 2, "1-2", 1, schedule="gpipe"),
-    Layout(2, 1, 3, "0-3-0", 3),
+    Layout(2, 1, 3, "0-3-0", 1),
     Layout(2, 2, 2, "1-2", 2, sharded_optimizer=True),
     Layout(2, 1, 2, "1-1-1-0", 2, schedule="interleaved", chunks=2),
     Layout(2, 1, 2, "2-1", 2, schedule="zb_h1"),
@@ -41,7 +41,7 @@ def with_dropout(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 def test_losses_and_weights_equal_the_single_process(
     engine_run: Engine, with_dropout: tuple[np.ndarray, dict[str, torch.Tensor]], layout: Layout
 ) -> None:
-    """Micro-batches of any size: the last rank's part may be shorter, and is filled up."""
+    """With dropout, and with replicas that differ by stage."""
     words = [f"parallel.{key}={value}" for key, value in layout._asdict().items()]
     run = engine_run(*DROPOUT, SCATTER, *words)
     assert run.plan.scattered_cuts == [*range(layout.pipeline - (layout.chunks == 1))]
@@ -67,7 +67,7 @@ def test_scattered_messages_change_no_number(engine_run: Engine, words: list[str
     whole, parts = engine_run(*sizes), engine_run(*sizes, SCATTER, name="scattered")
     for run in (whole, parts):
         assert run.go() == 0, run.stderr()
-    assert whole.losses() == parts.losses()
+    assert whole.losses().tolist() == parts.losses().tolist()
 
 
 @pytest.mark.parametrize("numel", [1, 5, 8])
