@@ -14,6 +14,7 @@ from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.search.plan import DAY, HOUR, Fault, Plan, Run, by_time, no_fault, price_per_hour
+from fasop.search.traffic import dollars_per_step
 
 
 def kilowatts(nodes: Sequence[NodeKind]) -> float | None:
@@ -35,11 +36,13 @@ class Expense:
     """The title of what the nodes take in an hour."""
     least: str
     """What the plan is called that takes least."""
+    of_traffic: Callable[[Plan], float] = lambda _: 0.0
+    """What the messages of an iteration take beside."""
 
     def of_step(self, plan: Plan) -> float | None:
         """Returns what an iteration takes; None if that of a node is not known."""
         rate = self.per_hour(plan.nodes)
-        return None if rate is None else rate * plan.total / HOUR
+        return None if rate is None else rate * plan.total / HOUR + self.of_traffic(plan)
 
     def known(self, plan: Plan) -> float:
         """Returns what `of_step` does, for nodes of which all is known."""
@@ -52,7 +55,14 @@ class Expense:
         return f"${amount:{form}}" if self.unit == "$" else f"{amount:{form}} {self.unit}"
 
 
-COST = Expense(what="cost", per_hour=price_per_hour, unit="$", rate="$/hour", least="cheapest")
+COST = Expense(
+    what="cost",
+    per_hour=price_per_hour,
+    unit="$",
+    rate="$/hour",
+    least="cheapest",
+    of_traffic=dollars_per_step,
+)
 ENERGY = Expense(what="energy", per_hour=kilowatts, unit="kWh", rate="kW", least="most frugal")
 
 

@@ -39,7 +39,7 @@ def ranking(plans: Sequence[Plan]) -> Table:
 
 def front(plans: Sequence[Plan], run: Run, expense: Expense = COST) -> Table:
     """Time against an expense that is known of all nodes. Both of the whole training where its length is known."""
-    idle_gpus = [*map(marked, plans)]
+    idle_gpus, traffic = [*map(marked, plans)], [*map(expense.of_traffic, plans)]
     return _table(
         [
             {
@@ -48,6 +48,7 @@ def front(plans: Sequence[Plan], run: Run, expense: Expense = COST) -> Table:
                 expense.rate: f"{expense.per_hour(p.nodes):.2f}",
                 "iteration": f"{p.total * 1e3:.1f} ms",
                 f"{expense.unit}/1000 steps": f"{1000 * expense.known(p):.2f}",
+                **({"of it traffic": f"{1000 * traffic[number - 1]:.2f}"} if any(traffic) else {}),
                 **(
                     {"days": f"{run.days(p):.3g}", expense.unit: f"{run.iterations * expense.known(p):.2f}"}
                     if run.known

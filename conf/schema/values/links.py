@@ -36,6 +36,8 @@ class PairLink:
     gbit_per_s_by_bytes: tuple[tuple[int, float], ...] = ()
     """In its place: (bytes of a message, bandwidth), sizes rising."""
     latency_us: float | None = None
+    price_per_gb: float | None = None
+    """US dollars for 10^9 bytes that are sent from the row to the column."""
 
 
 def pairs(links: Mapping[str, Any], groups: Collection[str]) -> dict[tuple[str, str], PairLink]:
@@ -103,6 +105,7 @@ def _entry(key: str, entry: object) -> PairLink:
         gbit_per_s=_number(f"{key}.gbit_per_s", values.get("gbit_per_s"), positive()),
         gbit_per_s_by_bytes=_points(f"{key}.gbit_per_s_by_bytes", values.get("gbit_per_s_by_bytes")),
         latency_us=_number(f"{key}.latency_us", values.get("latency_us"), from_0()),
+        price_per_gb=_number(f"{key}.price_per_gb", values.get("price_per_gb"), from_0()),
     )
     if link == PairLink():
         raise ConfigError(f"{key} is empty: give it a figure, such as {EXAMPLE}, or leave the entry out")

@@ -121,7 +121,7 @@ class HeterogeneousStages:
         alike = [kept.index(one) for one in kept]
         self.sizes: list[Size] = [*zip(self._layout.tensors, self._layout.replicas, alike, strict=True)]
         """The size of each stage."""
-        self._trained = {size: _like(plan.training, *size[:2], kept[size[2]]) for size in dict.fromkeys(self.sizes)}
+        self._trained = {size: alone(plan.training, *size[:2], kept[size[2]]) for size in dict.fromkeys(self.sizes)}
         placed = _UnlikeNodes(plan.nodes, self._layout)
         self.whole = self._lines(self._trained, placed)
         """For each size, each stage as slow as its slowest GPU."""
@@ -282,13 +282,13 @@ def cuts_scattered(placed: PlacedTraining) -> list[int]:
     if not training.scatters_messages or parallel.scatter_messages == "true":
         return [*range(last)] if training.scatters_messages else []
     layout = parallel.layout
-    one = _like(training, layout.tensors[0], layout.replicas[0], parallel.of_stage(0))
+    one = alone(training, layout.tensors[0], layout.replicas[0], parallel.of_stage(0))
     chosen = _UnlikeNodes(placed.nodes, layout).links_of(one).scattered
     return [] if chosen is None else np.flatnonzero(chosen[:last, 0]).tolist()
 
 
-def _like(training: Training, tensor: int, replicas: int, parallel: Parallelism) -> Training:
-    """With the sizes of one stage in all of them."""
+def alone(training: Training, tensor: int, replicas: int, parallel: Parallelism) -> Training:
+    """The training with the sizes of one stage in all of them, and what it keeps: `parallel`."""
     count = parallel.global_batch_size // parallel.micro_batch_size
     shares = parallel.shares
     if not parallel.layout.even and parallel.stream is None:
