@@ -62,10 +62,8 @@ def _messages(plan: PlacedTraining) -> Sent:
         size = alone(training, own, layout.replicas[stage], parallel.of_stage(stage)).messages[layers] / part
         for a, b in exchanges(layout, stage, other):
             replica, peer = a // own, b // theirs
-            if layout.even:
-                batches = parallel.micro_batches_of[replica]
-            else:
-                batches = count / math.lcm(layout.replicas[stage], layout.replicas[other])
+            every = math.lcm(layout.replicas[stage], layout.replicas[other])
+            batches = float(parallel.micro_batches_of[replica]) if layout.even else count / every
             sender, receiver = layout.rank(stage, replica, a % own), layout.rank(other, peer, b % theirs)
             yield sender, receiver, batches * size
             yield receiver, sender, batches * size
