@@ -12,6 +12,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import transformers
@@ -32,8 +33,9 @@ BESIDE = ("fragments", "communicators", "context")
 def row(kind: str, number: int, folder: Path) -> str:
     """The table's row of one model: of each stage the rank whose prediction is furthest off."""
     sizes, precision, case = drawn(kind, number)
-    usual = CONFIG_MAPPING[kind]().to_dict()
-    config = CONFIG_MAPPING[kind](**{key: value for key, value in sizes.items() if key in usual})
+    family: Any = CONFIG_MAPPING[kind]
+    usual = family().to_dict()
+    config = family(**{key: value for key, value in sizes.items() if key in usual})
     file = folder / "config.json"
     file.write_text(json.dumps({**config.to_dict(), "model_type": kind}, default=str))
     case = replace(case, model=("model=huggingface", f"model.config={file}", *case.model))
