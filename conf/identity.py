@@ -78,7 +78,7 @@ def _remove(content: dict[str, Any], path: list[str]) -> None:
             del content[key]
 
 
-SAVING = ("save_interval", "best")
+SAVING = ("save_interval", "save_memory", "best")
 """Keys of `train` by which checkpoints are saved between iterations."""
 ENDING = ("max_cost",)
 """Real numbers of `train` that say when a training ends."""

@@ -20,6 +20,7 @@ from conf.utf8 import enter_utf8_mode
 from launch.errors import LaunchError
 from launch.files.records import Start, Submitted
 from launch.node.elastic.claim import Claim, Replaced
+from launch.node.elastic.keeping import keeping
 from launch.node.elastic.regroup import newest, others_train
 from launch.node.node import NodeAgent
 from launch.node.settings import NodeSettings
@@ -85,10 +86,11 @@ def run_node(settings: NodeSettings) -> None:
     restarted = slurm is not None and slurm.restarts > 0
     if restarted and plan.elastic is not None and following is not None:
         restarted = not others_train(run, *following)
-    while following is not None:
-        node = NodeAgent(settings, job.global_rank, slurm, signals, *following, claim, restarted=restarted)
-        code, following = node.run(), node.following
-        restarted = False
+    with keeping(run, plan, name, settings.submission, settings.environment):
+        while following is not None:
+            node = NodeAgent(settings, job.global_rank, slurm, signals, *following, claim, restarted=restarted)
+            code, following = node.run(), node.following
+            restarted = False
     if code != 0:
         raise LaunchError(f"node rank {settings.nodes[job.global_rank]}: {node.reason or f'exited with {code}'}")
 

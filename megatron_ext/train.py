@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints import tensors
+from megatron_ext.checkpoints.memory import MemorySaver
 from megatron_ext.checkpoints.pace import SavePace
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
@@ -35,7 +36,7 @@ from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Barrier, annotate_errors, meet
 from megatron_ext.parallel.groups import Groups, Tied
-from megatron_ext.parallel.interruption import ASKED, SPENT, Interrupted, Interruption
+from megatron_ext.parallel.interruption import ASKED, DISK, MEMORY, SPENT, Interrupted, Interruption
 from megatron_ext.parallel.meeting import check_same_software
 from megatron_ext.tasks.cut import cut, ties
 from megatron_ext.tasks.task import Placement, Task
@@ -123,11 +124,12 @@ class Training:
             task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
         adapted = None if own is None else own.adaptation
         self._adaptation = adaptation_of(plan, place, engine, start.iteration, adapted)
-        pace = None
-        if place.rank == 0 and plan.train.saves_by_itself:
-            assert plan.train.mtbf_s is not None
-            pace = SavePace(plan.train.mtbf_s, start.iteration, engine.max_iteration_skew)
-        self._saver = Saver(plan, place, engine, samples.order, barrier, self._adaptation, pace)
+        pace, memory_pace = _paces(plan, place, start.iteration, engine.max_iteration_skew)
+        self._saver = saver = Saver(plan, place, engine, samples.order, barrier, self._adaptation, pace)
+        self._keeper: Optional[MemorySaver] = None
+        if plan.train.save_memory is not None:
+            kept = None if found is None or found.kept is None else found.kept.at
+            self._keeper = MemorySaver(plan, place, engine, saver.meta, saver.parts, barrier, kept, memory_pace)
         clock.align(recorder, store, "begin")
         if place.rank == 0 and not self._goal.reached:
             plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
@@ -137,8 +139,8 @@ class Training:
         if logs:
             self._log = TrainingLog(plan, plan.files.metrics, start.iteration, spending=spending, unlogged=unlogged)
             if found is not None:
-                print(f"going on from {found.folder}", flush=True)
-        self._end = RunEnd(plan, place, engine, self._goal, self._adaptation, spending, device, pace)
+                print(f"going on from {found.described}", flush=True)
+        self._end = RunEnd(plan, place, engine, self._goal, self._adaptation, spending, device, pace, memory_pace)
         self._memory = MemoryReport(plan, place)
         self._waits = SampleWaits(plan.files.rank_waits(place.rank), start.iteration)
 
@@ -177,7 +179,10 @@ class Training:
             self._report(iteration)
         ends = self._end.agreed(iteration)
         metrics = None if evaluation is None else evaluation.metrics
-        self._saver.after(iteration, ends, metrics, best, self._end.saves(iteration), must=ends and not self._end.asked)
+        must = ends and not self._end.asked
+        on_disk = self._saver.after(iteration, ends, metrics, best, self._end.saves(iteration), must)
+        if self._keeper is not None:
+            self._keeper.after(iteration, on_disk, self._end.keeps(iteration))
 
     def _evaluated(self, iteration: int, last: bool) -> Tuple[Optional[Evaluation], bool]:
         """The evaluation after an iteration, if one is due, and whether it is the best so far."""
@@ -212,10 +217,12 @@ class RunEnd:
         spending: Optional[Spending],
         device: torch.device,
         pace: Optional[SavePace] = None,
+        memory_pace: Optional[SavePace] = None,
     ) -> None:
-        """`spending` is on the rank that logs, of a run with a limit; `pace` on rank 0, of a run that saves by
-        itself."""
-        self._pace, self._save_after = pace, 0
+        """`spending` is on the rank that logs, of a run with a limit; `pace` and `memory_pace` on rank 0, of a run that
+        saves by itself, on disk and in memory."""
+        self._paces = {DISK: pace, MEMORY: memory_pace}
+        self._save_after = {DISK: 0, MEMORY: 0}
         self._place, self._engine, self._goal, self._adaptation = place, engine, goal, adaptation
         self._spending = spending
         self.interruption = Interruption(device, engine.max_iteration_skew)
@@ -232,16 +239,22 @@ class RunEnd:
         if self._spending is not None:
             self._spending.note()
             spent = self._spending.over
-        asked = self.interruption.agreed(SPENT if spent else 0, self._pace is not None and self._pace.wants(iteration))
+        save = sum(kind for kind, pace in self._paces.items() if pace is not None and pace.wants(iteration))
+        asked = self.interruption.agreed(SPENT if spent else 0, save)
         if asked and not self._asked:
             self._asked, self._until = asked, self._engine.soonest_end(iteration)
-        if self.interruption.saves:
-            self._save_after = self._engine.soonest_end(iteration)
+        for kind in self._save_after:
+            if self.interruption.wanted & kind:
+                self._save_after[kind] = self._engine.soonest_end(iteration)
         return self.reached(iteration)
 
     def saves(self, iteration: int) -> bool:
         """Whether all ranks agreed to save after this iteration."""
-        return iteration == self._save_after
+        return iteration == self._save_after[DISK]
+
+    def keeps(self, iteration: int) -> bool:
+        """The same of a checkpoint in memory."""
+        return iteration == self._save_after[MEMORY]
 
     @property
     def asked(self) -> bool:
@@ -261,6 +274,15 @@ class RunEnd:
         if self._goal.reached or over or self._asked == SPENT:
             barrier.wait("recorded", "waiting for the end of the run to be recorded")
         return done or self._asked == SPENT
+
+
+def _paces(plan: Plan, place: Place, iteration: int, later: int) -> Tuple[Optional[SavePace], Optional[SavePace]]:
+    """What says on rank 0 when to save on disk, and when in memory, where the run decides that."""
+    train, mtbf_s = plan.train, plan.train.mtbf_s
+    if place.rank != 0 or mtbf_s is None:
+        return None, None
+    disk = SavePace(mtbf_s, iteration, later) if train.saves_by_itself else None
+    return disk, SavePace(mtbf_s, iteration, later, key="save_memory") if train.keeps_by_itself else None
 
 
 def _engine(

@@ -216,6 +216,10 @@ class Experiment:
         names = dict.fromkeys(self.node_order.groups)
         return [name for name in names if self.cluster.groups[name].price_per_hour is None]
 
+    def on_fixed_nodes(self) -> Experiment:
+        """The same as a run that ends with any of its nodes."""
+        return replace(self, elastic=Elastic(), train=replace(self.train, save_memory=None))
+
     def price_per_hour(self) -> float | None:
         """The price of all its nodes together, in dollars; None where the price of one is not known.
 

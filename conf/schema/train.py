@@ -28,7 +28,7 @@ from megatron_ext.contract.train_config import (
 
 __all__ = ["LossScaler", "LrPolicy", "Optimizer", "Precision", "Train"]
 
-SAVES = "save_interval"
+SAVES, KEEPS = "save_interval", "save_memory"
 INTERVALS = (SAVES, "eval_interval", "log_interval")
 """Keys that take iterations, or epochs such as `1epoch`, whose iterations a launch counts."""
 _EPOCHS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?epochs?")
@@ -97,6 +97,9 @@ def _check_intervals(train: Train) -> None:
             raise ConfigError(
                 f"train.{key}={value} must be a whole number of iterations, or of epochs, such as 1epoch{null}"
             )
+    memory: object = train.save_memory
+    if not (memory in (None, AUTO) or type(memory) is int):
+        raise ConfigError(f"train.{KEEPS}={memory} must be a whole number of iterations, or auto, or null")
 
 
 def _check_length(train: Train) -> None:

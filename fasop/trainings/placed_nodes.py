@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import gcd
 
 from conf.errors import ConfigError
-from conf.schema.adapt import Elastic
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import AUTO, Parallel
 from conf.schema.values.partition import NodeOrder, Shares, run_length_text
@@ -141,7 +140,7 @@ def node_sets(
     """
     _check(experiment)
     times = times or times_of(experiment)
-    experiment = replace(experiment, elastic=Elastic())  # its rules are for the nodes that it is launched on
+    experiment = experiment.on_fixed_nodes()  # its rules are for the nodes that it is launched on
     kinds = {kind.name: kind for kind in times.kinds}
     found, refused = list[NodeSet](), dict[str, str]()
     for order in orders:

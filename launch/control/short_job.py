@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from conf.run_folder.rundir import RunDir
-from conf.schema.adapt import Elastic, Rule
+from conf.schema.adapt import Rule
 from conf.schema.experiment import Engine, EngineKind, ExecutorKind, Experiment
 from conf.schema.profile import Profile
 from conf.visible import span
@@ -45,9 +45,10 @@ def short_job(
         name: replace(group, time_min=min(limit, group.time_min or limit))
         for name, group in experiment.cluster.groups.items()
     }
-    train = replace(experiment.train, best=None, max_cost=None, checkpoint=False, save_interval=None)
+    fixed = experiment.on_fixed_nodes()
+    train = replace(fixed.train, best=None, max_cost=None, checkpoint=False, save_interval=None)
     return replace(
-        without_goal(replace(experiment, train=train, elastic=Elastic())),
+        without_goal(replace(fixed, train=train)),
         runs_dir=str(Path(experiment.runs_dir) / folder),
         cluster=replace(experiment.cluster, groups=groups),
         engine=Engine() if experiment.engine.kind is EngineKind.megatron_lm else experiment.engine,  # it has own ranks

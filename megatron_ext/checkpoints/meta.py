@@ -17,12 +17,13 @@ from megatron_ext.checkpoints.published import is_published, tensors_of
 from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.kept import Kept
 from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import ModelConfig, defined_by_user, family_named
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
-from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META, checkpoint_iteration
+from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META, checkpoint_iteration, checkpoint_name
 from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS
 from megatron_ext.data.samples import Position
 
@@ -107,12 +108,24 @@ class Meta:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint on disk."""
+    """A complete checkpoint on disk, or in the memory of nodes."""
 
     folder: Path
     meta: Meta
     published: bool = False
     """Whether it is of weights alone, as others save them; then it has none of the parts."""
+    kept: Optional[Kept] = None
+    """What holds its parts, if that is the memory of nodes; `folder` is where it would lie on disk."""
+
+    @classmethod
+    def in_memory(cls, kept: Kept) -> Checkpoint:
+        folder = kept.run.checkpoints / checkpoint_name(kept.at.iteration)
+        return cls(folder, replace(Meta.of(kept.meta), parts=kept.parts), kept=kept)
+
+    @property
+    def described(self) -> str:
+        """Where it is."""
+        return str(self.folder) if self.kept is None else f"iteration {self.meta.iteration} in the memory of the nodes"
 
     @property
     def position(self) -> Position:

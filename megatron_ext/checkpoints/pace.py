@@ -1,5 +1,5 @@
-"""How often a run saves by itself (`train.save_interval=auto`): as rarely as the time of a save and the failures of its
-nodes allow."""
+"""How often a run saves by itself (`train.save_interval=auto`, `train.save_memory=auto`): as rarely as the time of a
+save and the failures of its nodes allow."""
 
 from __future__ import annotations
 
@@ -30,9 +30,16 @@ class SavePace:
     """Says after which iterations one rank wants all of them to save. It measures iterations and saves."""
 
     def __init__(
-        self, mtbf_s: float, iteration: int, later: int = 1, clock: Callable[[], float] = time.monotonic
+        self,
+        mtbf_s: float,
+        iteration: int,
+        later: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        key: str = "save_interval",
     ) -> None:
-        """The run goes on after `iteration`; what is wanted after an iteration comes true `later` iterations after."""
+        """The run goes on after `iteration`; what is wanted after an iteration comes true `later` iterations after.
+        `key` of `train` is what it serves."""
+        self._key = key
         self._mtbf_s = mtbf_s
         self._later = later
         self._clock = clock
@@ -49,7 +56,7 @@ class SavePace:
         """What the pace follows from, for the log."""
         every = best_interval_s(self.save_s, self._mtbf_s)
         return (
-            f"train.save_interval=auto: a save takes {self.save_s:.3g} s and one of the nodes fails about every "
+            f"train.{self._key}=auto: a save takes {self.save_s:.3g} s and one of the nodes fails about every "
             f"{self._mtbf_s / 3600:,.3g} hours, so the run saves every {every:,.0f} s"
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List
 
 import torch
 from torch import Tensor
@@ -29,12 +29,8 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def write(path: Path, tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> None:
-    """Writes tensors that lie on the CPU; the file appears only when complete and on the disk.
-
-    Raises:
-        EngineError: it cannot be written.
-    """
+def encoded(tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> List[Any]:
+    """The bytes of a file of tensors that lie on the CPU, in pieces: its header, then each tensor's own memory."""
     data = [(name, tensor.detach().contiguous().numpy().data.cast("B")) for name, tensor in tensors.items()]
     check, end = 0, 0
     entries: Dict[str, Any] = {}
@@ -46,14 +42,22 @@ def write(path: Path, tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> N
             "data_offsets": [end, end + len(content)],
         }
         end += len(content)
-    header = packed(entries, {**metadata, CRC32: f"{check:08x}"})
+    return [packed(entries, {**metadata, CRC32: f"{check:08x}"}), *(content for _, content in data)]
+
+
+def write(path: Path, tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> None:
+    """Writes tensors that lie on the CPU; the file appears only when complete and on the disk.
+
+    Raises:
+        EngineError: it cannot be written.
+    """
+    pieces = encoded(tensors, metadata)
     partial = path.with_name(f".{path.name}.partial")
     try:
         try:
             with partial.open("wb") as file:
-                file.write(header)
-                for _, content in data:
-                    file.write(content)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
@@ -76,6 +80,11 @@ def read(path: Path, require: Callable[[Header], None] = lambda header: None) ->
             file.readinto(content)  # type: ignore[attr-defined]
     except (OSError, MemoryError) as error:
         raise EngineError(f"{path}: cannot be read: {why(error) or 'more than the memory holds'}") from error
+    return decoded(path, content, require)
+
+
+def decoded(path: Path, content: bytearray, require: Callable[[Header], None]) -> Dict[str, Tensor]:
+    """The tensors in the bytes of a file, of which messages say `path`; raises as `read`."""
     header = parsed(path, content, len(content))
     require(header)
     expected = header.metadata.get(CRC32)

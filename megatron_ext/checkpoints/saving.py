@@ -60,7 +60,7 @@ class Saver:
         self._order = order
         self._barrier = barrier
         self._folder = plan.files.checkpoints
-        self._parts = parts_of_islands([part_name(block.name) for block in engine.task.blocks], engine.island[1])
+        self.parts = parts_of_islands([part_name(block.name) for block in engine.task.blocks], engine.island[1])
         """All parts of the whole model, whichever ranks write them."""
         self._pending: Optional[_Pending] = None
         self._unpublished: Optional[EngineError] = None
@@ -74,9 +74,9 @@ class Saver:
         best: bool = False,
         wanted: bool = False,
         must: bool = False,
-    ) -> None:
+    ) -> bool:
         """Saves if this is due after `iteration` or `wanted`, or if no other iteration follows, or if its evaluation is
-        the best.
+        the best. Returns whether it tried.
 
         Raises:
             EngineError: this rank could not write its parts of a checkpoint that `must` be there.
@@ -86,13 +86,15 @@ class Saver:
         train = self._plan.train
         at_interval = train.save_interval is not None and iteration % train.save_interval == 0
         must = must or iteration == train.iterations
-        if train.checkpoint and (at_interval or ending or best or wanted or must):
+        due = train.checkpoint and (at_interval or ending or best or wanted or must)
+        if due:
             began = time.monotonic()
             self.finish()
             saved = self._save(iteration, evaluation, best, must)
             if self._pace is not None:
                 self._pace.tried(iteration, time.monotonic() - began, saved)
                 print(self._pace.describe(), flush=True)
+        return due
 
     def finish(self) -> bool:
         """Waits until what was to be saved is on disk. Returns whether it is, and raises as `after` does."""
@@ -150,22 +152,11 @@ class Saver:
 
     def _save(self, iteration: int, evaluation: Optional[Mapping[str, float]], best: bool, must: bool) -> bool:
         """Returns whether it is on disk, or being written."""
-        optimizer = self._engine.optimizer
         final = self._folder / checkpoint_name(iteration)
-        meta = Meta(
-            iteration=iteration,
-            consumed_samples=self._engine.consumed(iteration),
-            updates=self._engine.updates,
-            scaler=optimizer.scaler.state(),
-            order=self._order,
-            model=self._plan.model.identity(),
-            optimizer=self._plan.train.optimizer,
-            evaluation=None if evaluation is None else {k: v for k, v in evaluation.items() if math.isfinite(v)},
-            adaptation=self._adaptation.state,
-        )
+        meta = self.meta(iteration, evaluation)
         if not self._begun(final, must):
             return False
-        state = optimizer.state()
+        state = self._engine.optimizer.state()
         own: Parts = checkpoint.parts(self._engine, state) if self._engine.saves else ()
         if self._plan.train.save_async:
             self._pending = _Pending(final, meta, best, must, _Writer(_partial(final), iteration, list(own)))
@@ -175,11 +166,25 @@ class Saver:
         self._pending.writer.run()
         return self.finish()
 
+    def meta(self, iteration: int, evaluation: Optional[Mapping[str, float]] = None) -> Meta:
+        """What a checkpoint after an iteration says of itself, but for its parts."""
+        return Meta(
+            iteration=iteration,
+            consumed_samples=self._engine.consumed(iteration),
+            updates=self._engine.updates,
+            scaler=self._engine.optimizer.scaler.state(),
+            order=self._order,
+            model=self._plan.model.identity(),
+            optimizer=self._plan.train.optimizer,
+            evaluation=None if evaluation is None else {k: v for k, v in evaluation.items() if math.isfinite(v)},
+            adaptation=self._adaptation.state,
+        )
+
     def _look(self) -> None:
         """Between iterations, rank 0 publishes what is complete."""
         if self._pending is not None and self._place.rank == 0:
             partial = _partial(self._pending.final)
-            if all(part_file(partial, part).exists() for part in self._parts):
+            if all(part_file(partial, part).exists() for part in self.parts):
                 self._unpublished = self._published(self._pending)
 
     def _publish(self, pending: _Pending) -> None:
@@ -187,10 +192,10 @@ class Saver:
         partial, final = _partial(pending.final), pending.final
         if not partial.exists():
             return  # published before
-        missing = [part for part in self._parts if not part_file(partial, part).exists()]
+        missing = [part for part in self.parts if not part_file(partial, part).exists()]
         if missing:
             raise EngineError(f"checkpoint {final}: not made the latest, because it lacks {', '.join(missing)}")
-        parts = written(partial, self._parts, pending.meta.iteration)
+        parts = written(partial, self.parts, pending.meta.iteration)
         with _report_unwritable(final):
             _write(partial / META, replace(pending.meta, parts=parts).as_json())
             _sync(partial)

@@ -18,9 +18,11 @@ from megatron_ext.checkpoints.part_files import island_part, islands_of, part_na
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.published import tensors_of
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.kept import Kept, newest
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import EMA, ISLAND, OUTER, WEIGHTS
+from megatron_ext.contract.worker import start_of_run
 from megatron_ext.engine.interface import AnyEngine
 from megatron_ext.engine.optimizer.precision import STATE as STATE_OF_SCALER
 from megatron_ext.engine.optimizer.update_rules import recounted
@@ -72,7 +74,8 @@ def parts(engine: AnyEngine, state: Dict[str, Tensor]) -> Iterator[Tuple[str, Di
 
 
 def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
-    """What this run goes on from: its own newest checkpoint, else `train.load`, else nothing. All ranks call it.
+    """What this run goes on from: its own newest checkpoint, on disk or in the memory of its nodes, else `train.load`,
+    else nothing. All ranks call it.
 
     Rank 0 looks and says so at the store, so that all of them go on from the same.
 
@@ -81,11 +84,17 @@ def find(plan: Plan, place: Place, store: Store) -> Optional[Checkpoint]:
     """
     if place.rank == 0:
         found = start_of(plan)
+        kept = None if plan.train.save_memory is None else newest(plan.files, plan.node_names, start_of_run())
+        if kept is not None and (found is None or found.meta.iteration < kept.at.iteration):
+            store.set("checkpoint", json.dumps({"kept": kept.as_json()}))
+            return Checkpoint.in_memory(kept)
         content = None if found is None else [str(found.folder), asdict(found.meta), found.published]
         store.set("checkpoint", json.dumps(content))
         return found
     with annotate_errors("waiting for rank 0 to find the checkpoint"):
         said = json.loads(store.get("checkpoint"))
+    if isinstance(said, dict):
+        return Checkpoint.in_memory(Kept.of(said["kept"], plan.files))
     return None if said is None else Checkpoint(Path(said[0]), Meta.of(said[1]), said[2])
 
 

@@ -61,6 +61,10 @@ class RunFiles:
         """What each rank of a node is doing, or how it ended."""
         return self.nodes / f"{node}.ranks.json"
 
+    def keeper(self, node: str) -> Path:
+        """Where the process listens that keeps checkpoints in the memory of a node."""
+        return self.nodes / f"{node}.keeper.json"
+
     def node_machine(self, node: str) -> Path:
         """What a node is made of."""
         return self.nodes / f"{node}.machine.json"

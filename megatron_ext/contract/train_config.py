@@ -192,6 +192,9 @@ class Train:
     save_interval: Optional[Interval] = option(AUTO, COUNT, written=True)
     """Also save every this many iterations, or epochs such as 1epoch; auto: as often as the time of a save and the
     failures of such nodes make best (docs/checkpoints.md); null: only at the end."""
+    save_memory: Optional[Interval] = option(None, COUNT)
+    """With elastic.enabled: keep a checkpoint in the memory of two nodes every so many iterations, from which the run
+    goes on when one of them is lost; auto: as often as is best (docs/elastic.md). null: none."""
     keep_checkpoints: int = option(2, Range(1, 10**6), written=True)
     """Number of checkpoints to keep; older ones are deleted once a new one is on disk."""
     save_async: bool = option(False, written=True)
@@ -213,9 +216,11 @@ class TrainConfig(Train):
     eval_interval: Optional[int] = None
     log_interval: int = 10
     save_interval: Optional[int] = None
+    save_memory: Optional[int] = option(None, NOT_NEGATIVE)
+    """Iterations; 0 for `auto`."""
     mtbf_s: Optional[float] = option(None, positive(1e12))
-    """With `save_interval=auto`, which leaves no interval here: the seconds after which one of the run's nodes fails,
-    on average."""
+    """With `save_interval=auto`, which leaves no interval here, or `save_memory=auto`: the seconds after which one of
+    the run's nodes fails, on average."""
     price_per_hour: Optional[float] = option(None, from_0())
     """The price of all nodes together, in dollars, where it is known; `max_cost` needs it."""
 
@@ -223,6 +228,11 @@ class TrainConfig(Train):
     def saves_by_itself(self) -> bool:
         """Whether the run decides when it saves."""
         return self.checkpoint and self.save_interval is None and self.mtbf_s is not None
+
+    @property
+    def keeps_by_itself(self) -> bool:
+        """Whether the run decides when it saves into memory."""
+        return self.save_memory == 0
 
     @property
     def length_key(self) -> str:

@@ -19,6 +19,8 @@ from torch import Tensor
 from megatron_ext.parallel.comm import annotate_errors
 
 SIGNAL = signal.SIGUSR2
+DISK, MEMORY, _KINDS = 1, 2, 4
+"""What to save: a checkpoint on disk, one in the memory of nodes; 3 is both."""
 ASKED, SPENT = 1, 2
 """Why all ranks end: one of them was asked to; the run has cost what it may."""
 
@@ -48,24 +50,24 @@ class Interruption:
         self._device = device
         self._later = later
         self._said: Deque[Tuple[Tensor, dist.Work]] = deque()
-        self.saves = False
-        """Whether rank 0 wanted all ranks to save, as far as the last `agreed` has read."""
+        self.wanted = 0
+        """What rank 0 wanted all ranks to save, as far as the last `agreed` has read: some of `DISK` and `MEMORY`."""
         self._aside: ContextManager[object] = nullcontext()
         """There a GPU reads the message without waiting for what it trains."""
         if device.type == "cuda":
             self._aside = torch.cuda.stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
 
-    def agreed(self, own: int = 0, save: bool = False) -> int:
+    def agreed(self, own: int = 0, save: int = 0) -> int:
         """Called by all ranks after each iteration: why they end, as one of them had it so many iterations before; 0 if
-        they go on. `own` is this rank's reason, beside that it was asked to; `save` is whether all are to save.
+        they go on. `own` is this rank's reason, beside that it was asked to; `save` is what all are to save.
 
         Raises:
             PeerLost: another rank is gone.
         """
-        self.saves = False
+        self.wanted = 0
         before = self._read() if len(self._said) == self._later else 0
         # The largest one counts. Whoever ends saves, too, so that may hide that one wants to save.
-        said = 2 * max(own, ASKED if _asked else 0) + int(save)
+        said = _KINDS * max(own, ASKED if _asked else 0) + save
         flag = torch.full((1,), said, dtype=torch.int32, device=self._device)
         with annotate_errors("agreeing on whether to stop"):
             work = dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
@@ -83,5 +85,5 @@ class Interruption:
         with self._aside, annotate_errors("agreeing on whether to stop"):
             work.wait()
             said = int(flag.item())
-        self.saves = bool(said % 2)
-        return said // 2
+        self.wanted = said % _KINDS
+        return said // _KINDS

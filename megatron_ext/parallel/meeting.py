@@ -15,11 +15,12 @@ from torch.distributed import FileStore, Store  # type: ignore[attr-defined]
 
 from megatron_ext.contract.errors import EngineError, PeerLost
 from megatron_ext.contract.files import json_line, read_regular, write_json
+from megatron_ext.contract.handshake import read_secret
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import start_of_run
 from megatron_ext.parallel import interface
 from megatron_ext.parallel.comm import annotate_errors
-from megatron_ext.parallel.store import AuthenticatedStore, Server, read_secret
+from megatron_ext.parallel.store import AuthenticatedStore, Server
 
 LARGEST = 1 << 16
 """Bytes of master.json."""

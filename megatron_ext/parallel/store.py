@@ -1,10 +1,8 @@
 """Where the ranks of several nodes meet: a table of keys on node 0, open only to who knows the run's secret.
 
 torch's own TCPStore listens on every interface and answers whoever asks. This one listens on one address, and both
-sides prove that they know the secret before a key is read or written: each signs the other's random number
-(HMAC-SHA256), so the secret itself never travels. Nothing is encrypted, and nothing is pickled.
-
-A message is its length in 4 bytes, then JSON; the bytes of a value stand in it as latin-1.
+sides prove that they know the secret before a key is read or written (`contract/handshake.py`). The bytes of a value
+stand in a message as latin-1.
 """
 
 from __future__ import annotations
@@ -15,56 +13,18 @@ import json
 import os
 import resource
 import socket
-import stat
-import struct
 import threading
 import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Union
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.run_files import RunFiles
+from megatron_ext.contract.handshake import HANDSHAKE_S, LENGTH, LONGEST, NONCE, PROOF, proof, prove, receive
 from megatron_ext.parallel import interface
 
-HANDSHAKE_S = 20.0
-"""What the other side may take to prove itself; a stranger's connection is closed after it."""
-LONGEST = 64 * 2**20
-"""Bytes of a message."""
-_GREETING = b"tdpp store 1\n"
-_NONCE = _PROOF = 32
-_LENGTH = struct.Struct("!I")
-
-
-def read_secret(folder: Path) -> bytes:
-    """The secret of the run in `folder`.
-
-    Raises:
-        EngineError: there is none, it is too short to be one, or others can read it.
-    """
-    path = RunFiles(folder).secret
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        with os.fdopen(handle, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            content = file.read(4096).strip()
-    except OSError as error:
-        raise EngineError(
-            f"{path}: cannot read the run's secret ({error.strerror}); launch the run again, or resume it"
-        ) from error
-    if not stat.S_ISREG(mode) or mode & 0o077:
-        raise EngineError(f"{path}: others can read the run's secret (mode {stat.S_IMODE(mode):03o}); chmod 600 {path}")
-    if len(content) < 32:
-        raise EngineError(f"{path}: the run's secret has {len(content)} characters, expected 32 or more")
-    return content
-
-
-def _proof(secret: bytes, side: bytes, own: bytes, other: bytes) -> bytes:
-    """What shows that `side` knows the secret; each side signs both random numbers, so no answer serves twice."""
-    return hmac.new(secret, b"tdpp " + side + own + other, "sha256").digest()
+GREETING = b"tdpp store 1\n"
 
 
 class Server:
@@ -129,12 +89,12 @@ class Server:
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        own = os.urandom(_NONCE)
-        writer.write(_GREETING + own)
-        other, proof = await reader.readexactly(_NONCE), await reader.readexactly(_PROOF)
-        if not hmac.compare_digest(proof, _proof(self._secret, b"client", other, own)):
+        own = os.urandom(NONCE)
+        writer.write(GREETING + own)
+        other, found = await reader.readexactly(NONCE), await reader.readexactly(PROOF)
+        if not hmac.compare_digest(found, proof(self._secret, b"client", other, own)):
             return False
-        writer.write(_proof(self._secret, b"server", own, other))
+        writer.write(proof(self._secret, b"server", own, other))
         await writer.drain()
         return True
 
@@ -201,7 +161,7 @@ def _allow_many_files() -> None:
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:
-    (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+    (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > LONGEST:
         raise ValueError(f"a message of {length} bytes")
     return await reader.readexactly(length)
@@ -209,7 +169,7 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
 
 def _send(writer: asyncio.StreamWriter, reply: Any) -> None:
     content = json.dumps(reply).encode()
-    writer.write(_LENGTH.pack(len(content)) + content)
+    writer.write(LENGTH.pack(len(content)) + content)
 
 
 class StoreError(RuntimeError):
@@ -297,9 +257,8 @@ class AuthenticatedStore(Store):
             raise StoreError(f"a message of {len(content)} bytes is too long for the store")
         with self._connection() as connection:
             connection.settimeout(seconds + HANDSHAKE_S)
-            connection.sendall(_LENGTH.pack(len(content)) + content)
-            (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-            return json.loads(_exactly(connection, length))
+            connection.sendall(LENGTH.pack(len(content)) + content)
+            return receive(connection)
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
@@ -336,7 +295,7 @@ class AuthenticatedStore(Store):
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            _prove(connection, self._secret)
+            prove(connection, self._secret, GREETING)
         except EOFError as error:
             connection.close()
             raise StoreError(
@@ -347,30 +306,6 @@ class AuthenticatedStore(Store):
             connection.close()
             raise
         return connection
-
-
-def _prove(connection: socket.socket, secret: bytes) -> None:
-    """Raises EOFError where the other side does not know the secret."""
-    if _exactly(connection, len(_GREETING)) != _GREETING:
-        raise EOFError("not a store")
-    other, own = _exactly(connection, _NONCE), os.urandom(_NONCE)
-    connection.sendall(own + _proof(secret, b"client", own, other))
-    if not hmac.compare_digest(_exactly(connection, _PROOF), _proof(secret, b"server", other, own)):
-        raise EOFError("the other side does not know the secret")
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    """Raises EOFError where the other side ends before `count` bytes have come."""
-    if count > LONGEST:
-        raise ValueError(f"a message of {count} bytes")
-    parts: List[bytes] = []
-    while count:
-        part = connection.recv(min(count, 2**20))
-        if not part:
-            raise EOFError("the other side has ended the connection")
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
 
 
 def _text(value: Union[str, bytes]) -> str:

@@ -11,7 +11,7 @@ from conf.schema.train import Train
 
 CAN = {
     *("optimizer", "nesterov", "overlap_optimizer", "precision", "compile", "loss_scaler"),
-    *("checkpoint", "save_interval", "save_async", "best", "lora_rank", "lora_targets", "sync_every"),
+    *("checkpoint", "save_interval", "save_memory", "save_async", "best", "lora_rank", "lora_targets", "sync_every"),
 }
 BY_BEING_0 = {"momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_eps", "clip_grad", "ema", "outer_momentum"}
 

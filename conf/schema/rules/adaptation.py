@@ -177,8 +177,19 @@ def check_elastic(
 
 
 def _check_elastic_plan(elastic: Elastic, parallel: Parallel, train: Train, ranks: Sequence[int]) -> None:
+    memory, disk = train.save_memory, train.save_interval
     if not elastic.enabled:
+        if memory is not None:
+            raise ConfigError(
+                f"train.save_memory={memory} keeps checkpoints in the memory of nodes for a run that continues without "
+                "a lost one; set elastic.enabled=true, or leave it out"
+            )
         return
+    if isinstance(memory, int) and isinstance(disk, int) and memory >= disk:
+        raise ConfigError(
+            f"train.save_memory={memory} saves no more often than train.save_interval={disk}, which is on disk; use "
+            "fewer iterations, or leave it out"
+        )
     with_elastic = "elastic.enabled=true"
     if len(ranks) < 2:
         raise ConfigError(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from conf.schema.adapt import Elastic
 from conf.schema.experiment import Experiment, Parallel
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
@@ -67,8 +66,9 @@ def _chosen(found: FoundPlan) -> dict[str, Any]:
 
 
 def _cut(make_plan: MakePlan, experiment: Experiment, parallel: Parallel, seconds: float) -> NodeSetPlan:
-    train = replace(experiment.train, save_interval=1)  # with auto each plan would look for failures in past runs
-    other = replace(experiment, parallel=parallel, train=train, elastic=Elastic())
+    other = replace(experiment.on_fixed_nodes(), parallel=parallel)
+    train = replace(other.train, save_interval=1)  # with auto each plan would look for failures in past runs
+    other = replace(other, train=train)
     plan = make_plan(other, "run")
     return NodeSetPlan(
         seconds=seconds,

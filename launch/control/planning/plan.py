@@ -36,7 +36,7 @@ from megatron_ext.contract.plan_parts import (
     TimesOfSize,
 )
 from megatron_ext.contract.schedule.streams import Stream
-from megatron_ext.contract.train_config import TrainConfig
+from megatron_ext.contract.train_config import AUTO, TrainConfig
 
 
 def make_plan(experiment: Experiment, run_name: str) -> Plan:
@@ -190,11 +190,15 @@ def _train_config(experiment: Experiment) -> TrainConfig:
 
 
 def _saving(experiment: Experiment) -> dict[str, object]:
-    """What the plan has for `save_interval=auto`."""
+    """What the plan has for `save_interval=auto` and `save_memory=auto`."""
     train = experiment.train
-    if not train.auto_interval:
+    found: dict[str, object] = {}
+    if train.auto_interval:
+        found["save_interval"] = None
+    if str(train.save_memory) == AUTO:
+        found["save_memory"] = 0
+    if not found:
         return {}
-    found: dict[str, object] = {"save_interval": None}
     saves = train.checkpoint and experiment.executor.rehearse is Rehearse.none
     if saves and experiment.engine.kind is not EngineKind.megatron_lm:
         gpus = [node.gpu for node in _run_nodes(experiment)]

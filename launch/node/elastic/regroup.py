@@ -26,6 +26,7 @@ from launch.node.elastic.peer_status import SILENCE_S, Fellow, Standing
 from launch.node.elastic.replan import of_start, replanned, with_measured
 from launch.node.peers import Finding
 from megatron_ext.contract.files import json_line, write_atomic
+from megatron_ext.contract.kept import newest as newest_kept
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
 
@@ -160,13 +161,15 @@ class Company:
         change = self.change
         nodes = self._next_nodes(here, change)
         plan = replanned(self.measured_plan(), nodes)
-        self._check(plan.used)
+        iteration = self._goes_on_from(here)
+        self._check(plan.used, iteration)
         if self._restarted:  # all were to save in whichever start they were, and have
             self._run.save_request(str(start)).unlink(missing_ok=True)
         if not created(self._run.plan_of(str(start)), _text(plan)):
             return None  # what another one made is read at the next look
         self._show(plan)
-        self._note(start, plan, change.reason if change is not None and nodes == sorted(change.nodes) else None)
+        reason = change.reason if change is not None and nodes == sorted(change.nodes) else None
+        self._note(start, plan, iteration, reason)
         return start, plan
 
     def measured_plan(self) -> Plan:
@@ -195,7 +198,15 @@ class Company:
             for rank, fellow in self._fellows.items()
         }
 
-    def _check(self, here: Sequence[int]) -> None:
+    def _goes_on_from(self, here: Sequence[int]) -> int:
+        """The iteration of the newest checkpoint, on disk or in the memory of these nodes."""
+        on_disk = saved(self._run)
+        if self._plan.train.save_memory is None:
+            return on_disk
+        kept = newest_kept(self._plan.files, [self._plan.node_names[rank] for rank in here], str(self._start))
+        return max(on_disk, 0 if kept is None else kept.at.iteration)
+
+    def _check(self, here: Sequence[int], iteration: int) -> None:
         elastic = self._plan.elastic
         assert elastic is not None
         if len(here) < elastic.min_nodes:
@@ -203,7 +214,7 @@ class Company:
                 f"cannot continue: {plural(len(here), 'node')} left, fewer than elastic.min_nodes={elastic.min_nodes}"
             )
         before = self._earlier()
-        now = ([*here], saved(self._run))
+        now = ([*here], iteration)
         if before[-MOST_IN_VAIN:] == [now] * MOST_IN_VAIN:
             raise LaunchError(f"was started {MOST_IN_VAIN} times on the same nodes without saving anything")
 
@@ -216,7 +227,7 @@ class Company:
             if "nodes" in line and Start.parse(line["start"]).submission == self._start.submission
         ]
 
-    def _note(self, start: Start, plan: Plan, reason: str | None) -> None:
+    def _note(self, start: Start, plan: Plan, iteration: int, reason: str | None) -> None:
         """A line of decisions.jsonl (docs/formats.md)."""
         names, before = plan.node_names, self._plan
         lost = [f"node {names[rank]} was lost" for rank in before.used if rank not in plan.used]
@@ -225,7 +236,7 @@ class Company:
         cut = "-".join(map(str, plan.partition))
         anew = [] if plan.partition == before.partition else [f"layers by stage are {cut} now"]
         line = {
-            "iteration": saved(self._run),
+            "iteration": iteration,
             "unix": time.time(),
             "start": str(start),
             "nodes_before": [names[rank] for rank in before.used],
@@ -245,7 +256,7 @@ def _text(plan: Plan) -> str:
 
 
 def saved(run: RunDir) -> int:
-    """Iteration of the newest checkpoint; 0 where there is none."""
+    """Iteration of the newest checkpoint on disk; 0 where there is none."""
     with suppress(FileNotFoundError, RunFolderError):
         return checkpoint_iteration(read_text(run.latest_checkpoint).strip()) or 0
     return 0

@@ -19,8 +19,8 @@ from megatron_ext.contract.train_config import TrainConfig
 
 def last_of_stream(train: TrainConfig, iteration: int) -> int:
     """The next iteration, from this one on, after which the pipeline is empty."""
-    intervals = [train.eval_interval, train.save_interval if train.checkpoint else None]
-    ends = [-(-iteration // every) * every for every in intervals if every is not None]
+    intervals = [train.eval_interval, train.save_interval if train.checkpoint else None, train.save_memory]
+    ends = [-(-iteration // every) * every for every in intervals if every]
     return min([train.iterations, *ends])
 
 

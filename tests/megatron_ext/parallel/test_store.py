@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.handshake import NONCE, PROOF, proof, read_secret
 from megatron_ext.parallel import store as module
-from megatron_ext.parallel.store import AuthenticatedStore, Server, StoreError, read_secret
+from megatron_ext.parallel.store import AuthenticatedStore, Server, StoreError
 
 TOLD = b"0123456789abcdef0123456789abcdef"
 SHORT = timedelta(seconds=1)
@@ -150,8 +151,8 @@ def test_a_stranger_gets_nothing_but_the_greeting(
     with connect(server) as stranger:
         stranger.sendall(words)
         said = everything(stranger)
-    assert said.startswith(module._GREETING)
-    assert len(said) == len(module._GREETING) + module._NONCE
+    assert said.startswith(module.GREETING)
+    assert len(said) == len(module.GREETING) + NONCE
     assert store.get("weights") == b"private"
 
 
@@ -181,10 +182,10 @@ def test_torchs_own_client_cannot_read_or_write(server: Server, store: Authentic
 def test_a_recorded_proof_opens_nothing_a_second_time(server: Server) -> None:
     with connect(server) as once:
         greeting = once.recv(4096)
-        own = b"n" * module._NONCE
-        words = own + module._proof(TOLD, b"client", own, greeting[-module._NONCE :])
+        own = b"n" * NONCE
+        words = own + proof(TOLD, b"client", own, greeting[-NONCE:])
         once.sendall(words)
-        assert len(once.recv(4096)) == module._PROOF
+        assert len(once.recv(4096)) == PROOF
     with connect(server) as again:
         again.sendall(words)
         assert len(everything(again)) == len(greeting)
@@ -196,9 +197,9 @@ def test_a_rank_tells_nothing_to_a_false_store(tmp_path: Path) -> None:
 
     def false_store() -> None:
         connection, _ = listening.accept()
-        connection.sendall(module._GREETING + b"n" * module._NONCE)
+        connection.sendall(module.GREETING + b"n" * NONCE)
         heard.append(connection.recv(4096))
-        connection.sendall(heard[0][-module._PROOF :])
+        connection.sendall(heard[0][-PROOF:])
         heard.append(everything(connection))
 
     with socket.create_server(("127.0.0.1", 0)) as listening:
