@@ -96,6 +96,28 @@ BROKEN = {
         ["train.save_interval=5", "train.checkpoint=false"],
         "train.save_interval=5 saves checkpoints, but train.checkpoint=false turns them off; use train.checkpoint=true",
     ),
+    "memory of nodes is for runs that lose some": (
+        ["train.save_memory=5"],
+        "train.save_memory=5 keeps checkpoints in the memory of nodes for a run that continues without a lost one; set "
+        "elastic.enabled=true",
+    ),
+    "memory is for more often than the disk": (
+        [
+            *(
+                "train.save_memory=5",
+                "train.save_interval=5",
+                "elastic.enabled=true",
+                "parallel=single",
+                "parallel.data=2",
+            ),
+            *("cluster.groups.local.count=2", "cluster.groups.local.gpus_per_node=1"),
+        ],
+        "train.save_memory=5 saves no more often than train.save_interval=5",
+    ),
+    "memory is by iterations": (
+        ["train.save_memory=1epoch"],
+        "train.save_memory=1epoch must be a whole number of iterations, or auto, or null",
+    ),
     "min_lr is not above lr": (
         ["train.min_lr=0.1"],
         "train.min_lr=0.1 must be between 0 and train.lr=0.003",

@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from conf.schema import experiment
 from conf.schema.data import Augment
-from conf.schema.train import INTERVALS
+from conf.schema.train import INTERVALS, KEEPS
 from conf.schema.values.partition import Partition
 from megatron_ext.contract.keys import Range, ranges_of
 
@@ -24,7 +24,7 @@ def numbers(kind: type) -> set[str]:
         field.name
         for field in fields(kind)
         if (hints[field.name] is typing.Any and field.default != "auto")
-        or field.name in INTERVALS
+        or field.name in (*INTERVALS, KEEPS)
         or {int, float} & {hints[field.name], *typing.get_args(hints[field.name])}
     }
 
