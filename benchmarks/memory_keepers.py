@@ -1,7 +1,7 @@
 """python -m benchmarks.memory_keepers: what a checkpoint in the memory of two nodes costs a rank (train.save_memory).
 
-A rank is held up while it copies its parts; a thread then sends the copy to the keepers of two nodes while training goes
-on. Both are CPU seconds of the rank; the keepers are processes on this machine.
+A rank is held up while it copies its parts; a thread then sends the copy to the keepers of two nodes while training
+goes on. Both are CPU seconds of the rank; the keepers are processes on this machine.
 """
 
 from __future__ import annotations
