@@ -49,6 +49,14 @@ LAYOUTS = {
         *("parallel.data=2", "parallel.pipeline=2", "parallel.partition=2-1", "parallel.sharded_optimizer=true"),
     ),
     "tensor groups and stages": ("parallel.tensor=2", "parallel.pipeline=2", "parallel.partition=2-1"),
+    "gathered weights": ("parallel.data=2", "parallel.zero=3"),
+    "gathered weights of one stage": (
+        *("parallel.data=2", "parallel.pipeline=2", "parallel.partition=2-1", "parallel.zero=0-3"),
+    ),
+    "gathered weights, nothing to train": (
+        *("parallel.data=2", "parallel.pipeline=2", "parallel.partition=0-3", "parallel.zero=3"),
+    ),
+    "gathered weights of tensor groups": ("parallel.tensor=2", "parallel.data=2", "parallel.zero=3"),
     "shards of tensor groups": ("parallel.tensor=2", "parallel.data=2", "parallel.sharded_optimizer=true"),
 }
 TOKENS = torch.arange(32).reshape(2, 16)

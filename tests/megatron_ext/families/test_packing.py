@@ -117,13 +117,21 @@ def assert_same(run: EngineRun, expected: list[float]) -> None:
     np.testing.assert_allclose(run.losses(), expected, rtol=0, atol=1e-5)
 
 
+GATHERED = {
+    "gathered weights": ("parallel.data=2", "parallel.zero=3"),
+    "gathered weights of one stage": (
+        *("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-2", "parallel.zero=3-2"),
+    ),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", ["false", "true"], ids=["a sample each", "packed"])
-@pytest.mark.parametrize("layout", [*LAYOUTS, "recompute"])
+@pytest.mark.parametrize("layout", [*LAYOUTS, "recompute", *GATHERED])
 def test_answers_are_learned_as_transformers_does(
     layout: str, packing: str, chats: Path, folder: Path, tmp_path: Path
 ) -> None:
-    others = LAYOUTS.get(layout, ("parallel.recompute=full", *LAYOUTS["two stages"]))
+    others = GATHERED.get(layout) or LAYOUTS.get(layout, ("parallel.recompute=full", *LAYOUTS["two stages"]))
     others = tuple(one.replace("partition=1-3", "partition=1-2").replace("3-1", "2-1") for one in others)
     run = make_run(tmp_path / "run", chats, *others, f"data.packing={packing}", base=words(folder))
     assert_same(run, of_transformers(run.plan, folder))
