@@ -6,8 +6,9 @@ sleeps, in both passes, for a time that the prediction knows: so most of the tim
 it, the schedule, messages, sums of gradients, all-to-alls and the optimizer are Megatron-Core's own. No time of these
 runs goes into a prediction.
 
-  --plans N   dense plans to draw (8), besides two with experts
+  --plans N   dense plans to draw (8), besides two with experts and three whose ranks share sequences
   --seed N    of the draw (3)
+  --ahead     run before all other processes (SCHED_FIFO, for which one must be root): on a machine that others use
 """
 
 from __future__ import annotations
@@ -54,18 +55,22 @@ SLEEP = Pass(forward=0.030, backward=0.045)
 """A layer's, for each sample of a micro-batch, on a machine with a core for each rank; with fewer cores ranks wait for
 each other to compute, and layers sleep longer in proportion."""
 MOST_RANKS = 8
+MOST_SHARING = 4
+"""Ranks of a plan with context parallelism: in each layer all of a group wait for each other, and so for a core."""
 
 
 def drawn(count: int, seed: int) -> Iterator[Case]:
-    """Yields `count` dense plans and two with experts, all of which the engine can run."""
+    """Yields `count` dense plans, two with experts and three with context parallelism, all of which the engine can
+    run."""
     source = random.Random(seed)
     found: set[tuple[str, ...]] = set()
-    while len(found) < count + 2:
-        experts = len(found) >= count
-        plan = _draw(source, experts)
+    kinds = ["dense"] * count + ["experts"] * 2 + ["context"] * 3
+    while len(found) < len(kinds):
+        kind = kinds[len(found)]
+        plan = _draw(source, kind)
         if plan is None or plan in found:
             continue
-        case = Case(name="experts" if experts else "dense", overrides=(*MODEL, *TRAIN, *plan))
+        case = Case(name=kind, overrides=(*MODEL, *TRAIN, *plan))
         try:
             _ = case.experiment
         except ConfigError:  # a rule that the draw does not know
@@ -74,12 +79,13 @@ def drawn(count: int, seed: int) -> Iterator[Case]:
         yield case
 
 
-def _draw(source: random.Random, experts: bool) -> tuple[str, ...] | None:
+def _draw(source: random.Random, kind: str) -> tuple[str, ...] | None:
     """A plan's overrides; None for too many ranks, or one alone."""
     tensor, data, pipeline = (source.choice(sizes) for sizes in ((1, 1, 2), (1, 2), (1, 2, 3, 4)))
-    if experts:
+    context = source.choice((2, 4)) if kind == "context" else 1
+    if kind == "experts":
         tensor, data = 1, 2
-    if not 1 < tensor * data * pipeline <= MOST_RANKS:
+    if not 1 < tensor * data * pipeline * context <= (MOST_SHARING if kind == "context" else MOST_RANKS):
         return None
     chunks = source.choice((1, 2)) if pipeline > 1 else 1
     ends = sorted(source.choices(range(LAYERS + 1), k=pipeline * chunks - 1))
@@ -94,10 +100,11 @@ def _draw(source: random.Random, experts: bool) -> tuple[str, ...] | None:
         "partition": "-".join(map(str, partition)),
         "micro_batch_size": size,
         "global_batch_size": size * data * pipeline * of_each,
-        "sharded_optimizer": str(data > 1 and source.random() < 0.5).lower(),
-        **({"expert": 2} if experts else {}),
+        "sharded_optimizer": str(data * context > 1 and source.random() < 0.5).lower(),
+        **({"expert": 2} if kind == "experts" else {}),
+        **({"context": context} if context > 1 else {}),
     }
-    return (*(EXPERTS if experts else ()), *(f"parallel.{key}={value}" for key, value in own.items()))
+    return (*(EXPERTS if kind == "experts" else ()), *(f"parallel.{key}={value}" for key, value in own.items()))
 
 
 def compared(case: Case, profile: LayerProfile) -> Outcome:
@@ -115,7 +122,8 @@ def compared(case: Case, profile: LayerProfile) -> Outcome:
     )
     plan = PlacedTraining(training=Training.of(experiment), partition=experiment.partition, nodes=[kind])
     prediction = predict_plan(plan)
-    made = _sleeping(CoreFamily.make, factor * experiment.parallel.micro_batch_size)
+    samples = experiment.parallel.micro_batch_size / experiment.parallel.context  # ranks of a group share each
+    made = _sleeping(CoreFamily.make, factor * samples)
     with mock.patch.object(CoreFamily, "make", made), tempfile.TemporaryDirectory() as folder:
         return outcome(case, prediction, sleeping.run(Path(folder), experiment, None))
 
@@ -169,7 +177,7 @@ def profiled(*model: str) -> LayerProfile:
             *model,
             tensors,
             sizes,
-            "seconds=5",
+            "seconds=2",
             f"profile={file}",
             f"runs_dir={folder}",
         )
@@ -180,7 +188,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.megatron_core_accuracy")
     parser.add_argument("--plans", type=int, default=8)
     parser.add_argument("--seed", type=int, default=3)
+    parser.add_argument("--ahead", action="store_true")
     given = parser.parse_args(argv)
+    if given.ahead:
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     profiles = {"dense": profiled(), "experts": profiled(*EXPERTS)}
     print("measured the parts of both models", flush=True)
     outcomes = []
@@ -188,7 +199,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parallel = case.experiment.parallel
         schedule = f"{parallel.schedule}, {parallel.micro_batches} micro-batches of {parallel.micro_batch_size}"
         sharded = ", sharded optimizer" if parallel.sharded_optimizer else ""
-        one = compared(replace(case, name=f"{case.name}, {schedule}{sharded}", nodes="local"), profiles[case.name])
+        shared = f", context {parallel.context}" if parallel.context > 1 else ""
+        named = replace(case, name=f"{case.name}, {schedule}{sharded}{shared}", nodes="local")
+        one = compared(named, profiles["experts" if case.name == "experts" else "dense"])
         print(f"{one.error:+7.1%}  {one.name}, {one.sizes}, {one.partition}: load {one.load:.1f}", flush=True)
         outcomes.append(one)
     print("\n".join([*told(outcomes), "", f"{summary(outcomes)}, {os.cpu_count()} cores"]))

@@ -35,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     from megatron_ext.checkpoints.foreign.weights import weights_at
     from megatron_ext.checkpoints.publishing import publish
     from megatron_ext.contract.errors import EngineError
+    from megatron_ext.contract.rules.engine import LATENT
     from megatron_ext.contract.run_files import WEIGHTS
     from megatron_ext.inference.held_out import checkpoint_of
 
@@ -44,6 +45,11 @@ def main(argv: Sequence[str]) -> int:
     if arguments.to not in layouts:
         told = f"model.family={plan.model.family} has the layouts {', '.join(layouts)}"
         raise LaunchError(f"--to {arguments.to}: {told}")
+    if arguments.to != TDPP and (plan.engine_options or {}).get(LATENT) is True:
+        raise LaunchError(
+            f"--to {arguments.to}: run {run.name} has engine.options.{LATENT}=true, of which that layout has no "
+            f"weights; use --to {TDPP}"
+        )
     if arguments.adapter and not (traits.published and arguments.to == HUGGINGFACE):
         raise LaunchError(f"--adapter: model.family={plan.model.family} has no adapters with --to {arguments.to}")
     try:

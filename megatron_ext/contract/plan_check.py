@@ -151,12 +151,16 @@ def _check(hint: Any, value: Any, key: str, whole: bool, within: Optional[Range]
                 raise fault(key, value, allowed.words)
 
 
+_ANY = (bool, int, float, str, type(None))
 _SCALARS: Dict[Any, Allowed] = {
     bool: Allowed("true or false", lambda value: isinstance(value, bool)),
     int: Allowed("a whole number", lambda value: type(value) is int and abs(value) < 2**63),
     float: Allowed("a number", lambda value: type(value) in (int, float) and abs(value) < 1e300),  # nor is NaN
     str: Allowed("a text", lambda value: isinstance(value, str)),
-    object: Allowed("a number, a text, true or false", lambda value: isinstance(value, (bool, int, float, str))),
+    object: Allowed(
+        "a number, a text, true, false, null or a list of these",
+        lambda value: all(isinstance(one, _ANY) for one in (value if isinstance(value, list) else [value])),
+    ),
 }
 
 

@@ -11,7 +11,6 @@ from typing import Any, Optional
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.keys import RMS_NORM
 from megatron_ext.core.context import gathered, seen
 from megatron_ext.core.library import Library
@@ -93,12 +92,7 @@ def layers(library: Library, config: Any, count: int) -> Any:
         one = gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec(**options)
         return TransformerBlockSubmodules(layer_specs=[one] * count, layer_norm=TENorm)
     one = gpt_layer_specs.get_gpt_layer_local_spec(**options)
-    if config.multi_latent_attention and config.context_parallel_size > 1:
-        raise EngineError(
-            f"context={config.context_parallel_size} with engine.options.multi_latent_attention=true needs Transformer "
-            "Engine, which is not there; use parallel.context=1, or a machine or a container that has it"
-        )
-    return stack(config, one, count, latent=config.multi_latent_attention)
+    return stack(config, one, count)
 
 
 def norm_of(config: Any) -> type:
@@ -106,8 +100,8 @@ def norm_of(config: Any) -> type:
     return _RmsNorm if config.normalization == RMS_NORM else _LayerNorm
 
 
-def stack(config: Any, layer: Any, count: int, latent: bool = False) -> Any:
-    """So many of megatron.core's own layers, with tdpp's norms and, unless it is `latent`, torch's attention."""
+def stack(config: Any, layer: Any, count: int) -> Any:
+    """So many of megatron.core's own layers, with tdpp's norms and torch's attention."""
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     norm, parts = norm_of(config), layer.submodules
@@ -116,6 +110,8 @@ def stack(config: Any, layer: Any, count: int, latent: bool = False) -> Any:
     if isinstance(parts.cross_attention, type(parts.self_attention)):
         parts.pre_cross_attn_layernorm = norm
         attentions.append(parts.cross_attention)
-    for attention in () if latent else attentions:
+    for attention in attentions:
         attention.submodules.core_attention = _Attention
+    if config.multi_latent_attention and config.qk_layernorm:
+        attentions[0].submodules.q_layernorm = attentions[0].submodules.kv_layernorm = norm
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=norm)

@@ -80,6 +80,8 @@ def parameters(
         first = plan.layers_of(virtual_stage).start
         for theirs, parameter in chunk.named_parameters():
             name = our_name(theirs, first, first_expert, model.traits.decoder)
+            if ".latent." in name:
+                task.adopt(name, parameter.shape)
             shard = task.shard(name)
             if shard is not None:  # megatron.core says so where it draws weights itself, and counts others once
                 parameter.tensor_model_parallel, parameter.partition_dim = True, shard.dim  # type: ignore[attr-defined]
@@ -106,6 +108,13 @@ _NAMES: List[Tuple[str, str]] = [
     (r"self_attention\.linear_qkv\.layer_norm_(weight|bias)", r"attention_norm.\1"),
     (r"self_attention\.linear_qkv\.(weight|bias)", r"qkv.\1"),
     (r"self_attention\.linear_proj\.(weight|bias)", r"attention_out.\1"),
+    (r"self_attention\.linear_q_proj\.weight", "latent.query.weight"),
+    (r"self_attention\.linear_q_down_proj\.weight", "latent.query_down.weight"),
+    (r"self_attention\.(?:linear_q_up_proj\.layer_norm_|q_layernorm\.)(weight|bias)", r"latent.query_norm.\1"),
+    (r"self_attention\.linear_q_up_proj\.weight", "latent.query_up.weight"),
+    (r"self_attention\.linear_kv_down_proj\.weight", "latent.kv_down.weight"),
+    (r"self_attention\.(?:linear_kv_up_proj\.layer_norm_|kv_layernorm\.)(weight|bias)", r"latent.kv_norm.\1"),
+    (r"self_attention\.linear_kv_up_proj\.weight", "latent.kv_up.weight"),
     (r"pre_cross_attn_layernorm\.(weight|bias)", r"cross_norm.\1"),
     (r"cross_attention\.linear_q\.(weight|bias)", r"cross_query.\1"),
     (r"cross_attention\.linear_kv\.(weight|bias)", r"cross_kv.\1"),

@@ -6,7 +6,6 @@ import math
 from contextlib import contextmanager
 from dataclasses import fields
 from datetime import timedelta
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Dict, Iterator, Mapping
 
@@ -18,8 +17,10 @@ from megatron_ext.contract.layout import megatron_layout
 from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.models.keys import RMS_NORM
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.rules.engine import LATENT
 from megatron_ext.contract.train_config import ADAMW
 from megatron_ext.core.library import Library
+from megatron_ext.core.options import checked
 from megatron_ext.engine.optimizer.precision import LossScaler
 from megatron_ext.families.gpt.options import GptOptions
 from megatron_ext.parallel.comm import annotate_errors
@@ -58,43 +59,23 @@ def make_groups(plan: Plan, timeout: timedelta) -> None:
 
 
 def model_config(plan: Plan, library: Library) -> Any:
-    """megatron.core's TransformerConfig."""
-    from megatron.core.transformer import TransformerConfig
+    """megatron.core's TransformerConfig, of latent attention its MLATransformerConfig."""
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
+    given = plan.engine_options or {}
     own = {**_model(plan), **_experts(plan), **_layout(plan), **_kernels(plan, library)}
-    options = _checked(plan.engine_options or {}, TransformerConfig, own)
+    kind = TransformerConfig
+    if given.get(LATENT) is True:  # whose layers rotate a part of each head themselves
+        kind = MLATransformerConfig
+        own.update(
+            rotary_base=plan.model.rotary_base, rotary_percent=plan.model.rotary_percent, apply_rope_fusion=False
+        )
+    fixed = {name: value for name, value in own.items() if name not in _MAY_CHANGE}
+    options = checked(given, kind, fixed, {one.name for one in fields(MLATransformerConfig)})
     if options.get("fp8"):
         _require_fp8(plan, library, f"engine.options.fp8={options['fp8']}")
     with _refusing(options):
-        return TransformerConfig(**{**own, **options})
-
-
-def _checked(options: Mapping[str, object], config: Any, own: Mapping[str, Any]) -> Dict[str, object]:
-    """`engine.options`, whose names are those of the megatron.core that is here.
-
-    Raises:
-        EngineError: it has no such field, or a key of tdpp sets it, or it takes another type.
-    """
-    kinds = {one.name: one for one in fields(config)}
-    for name, value in options.items():
-        shown = f"engine.options.{name}={value}"
-        if name not in kinds:
-            near = get_close_matches(name, kinds, 1)
-            meant = f"did you mean {near[0]}?" if near else "see the fields of its TransformerConfig"
-            raise EngineError(f"{shown}: this megatron-core has no such option; {meant}")
-        if name in own and name not in _MAY_CHANGE:
-            raise EngineError(f"{shown}: the plan says {name}={own[name]}, from keys of tdpp; leave it out")
-        default = kinds[name].default
-        if isinstance(default, (bool, int, float, str)) and not _fits(value, default):
-            raise EngineError(f"{shown} must be of the type {type(default).__name__}, such as {default}")
-    return dict(options)
-
-
-def _fits(value: object, default: object) -> bool:
-    """Whether a value is of the same type as a default; a whole number is a number, too."""
-    if isinstance(default, float):
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    return type(value) is type(default)
+        return kind(**{**own, **options})
 
 
 def _require_fp8(plan: Plan, library: Library, shown: str) -> None:

@@ -166,6 +166,10 @@ class Task(ABC):
         """How the parameter of this name is cut over a tensor group; None: every rank has it whole."""
         return None
 
+    def adopt(self, name: str, shape: Sequence[int]) -> None:
+        """Takes in a parameter of a block that only another engine's layers have, whole on every rank."""
+        raise NotImplementedError
+
     def rows(self, name: str) -> Optional[int]:
         """How many rows of a parameter count, if the others only pad it; None: all do."""
         return None

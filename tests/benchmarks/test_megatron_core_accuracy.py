@@ -7,10 +7,11 @@ from conf.schema.engine import EngineKind
 from fasop.costs.profiles.files import read_profile
 
 
-def test_ten_plans_are_drawn_that_differ_and_two_have_experts() -> None:
+def test_plans_are_drawn_that_differ_and_some_have_experts_or_context() -> None:
     plans = [case.overrides for case in drawn(8, 3)]
-    assert len({*plans}) == 10
-    assert [EXPERTS[0] in plan for plan in plans] == [False] * 8 + [True] * 2
+    assert len({*plans}) == 13
+    assert [EXPERTS[0] in plan for plan in plans] == [False] * 8 + [True] * 2 + [False] * 3
+    assert [case.experiment.parallel.context > 1 for case in drawn(8, 3)] == [False] * 10 + [True] * 3
     kinds = {case.experiment.engine.kind for case in drawn(1, 3)}
     assert kinds == {EngineKind.megatron_core}
 

@@ -175,6 +175,7 @@ def check_engine(
     }
     values = {
         "engine": str(engine.kind),
+        "engine_options": engine.options,
         **{key: value for key, (_, _, value) in given.items()},
         **{key: getattr(parallel, key) for key in _PLAIN},
         "tensor": parallel.tensor_size,

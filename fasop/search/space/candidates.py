@@ -25,6 +25,7 @@ from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
 from fasop.simulation.replica_pipelines import by_replica
 from megatron_ext.contract.models.counts import experts_of
+from megatron_ext.contract.rules.engine import LATENT
 
 MOST_MICRO_BATCHES = 2**12
 """Micro-batches of a replica in an iteration, at most: every one of them is simulated."""
@@ -216,6 +217,7 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
         tensor
         for tensor in divisors(min(kind.gpus for kind in kinds))
         if (model.measured or model.heads % tensor == 0)
+        and (tensor == 1 or training.engine.options.get(LATENT) is not True)
         and all(kind.gpus % tensor == 0 for kind in kinds)
         and all(known is None or tensor in known for known in measured)
     ]

@@ -86,6 +86,8 @@ def limited(name: ExportFormat, inputs: Inputs) -> Inputs:
         raise SearchError(f"model.family={model.family}: export={name} writes GPTs; leave export={name} out")
     for key, value, _ in only_own_layers(lambda key, without: getattr(model, key, without)):
         raise SearchError(f"model.{key}={value}: export={name} does not write it; leave export={name} out")
+    for key in training.engine.options:
+        raise SearchError(f"engine.options.{key}: export={name} does not write it; leave export={name} out")
     if training.precision not in one.precisions:
         known = " or ".join(map(str, one.precisions))
         raise SearchError(f"train.precision={training.precision}: {one.trainer} has {known}; use one of them")

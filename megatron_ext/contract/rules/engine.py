@@ -17,6 +17,8 @@ Faults = Iterator[Tuple[str, Any, str]]
 """Each is a key, its value and what this must be."""
 MEGATRON_CORE = "megatron_core"
 WITH = f"with engine={MEGATRON_CORE}"
+LATENT = "multi_latent_attention"
+"""Megatron-Core's option of attention with compressed queries, keys and values (DeepSeek-V2)."""
 _ALIKE = {
     "tensors": f"one number {WITH}, whose stages have tensor groups of one size; engine=tdpp has one for each stage",
     "replicas": f"null {WITH}, whose stages have equal numbers of replicas; engine=tdpp has one for each stage",
@@ -142,6 +144,21 @@ def _other_families(plan: Values) -> Faults:
         yield "model.num_query_groups", groups, f"null {WITH} and model.family={family}; engine=tdpp takes others"
 
 
+def _latent(plan: Values) -> Faults:
+    """Ranks of a tensor group would each learn the rotated part of the keys from their own heads alone (0.16.1)."""
+    if (plan.get("engine_options") or {}).get(LATENT) is not True:
+        return
+    if (family := plan["model"].get("family", DEFAULT)) != DEFAULT:
+        yield "model.family", family, f"{DEFAULT} with engine.options.{LATENT}=true"
+    if plan["tensor"] > 1:
+        yield (
+            "tensor",
+            plan["tensor"],
+            f"1 with engine.options.{LATENT}=true, whose tensor groups do not sum the gradients of all heads; share "
+            "sequences or layers instead, with parallel.context or parallel.pipeline",
+        )
+
+
 def _groups(plan: Values) -> Faults:
     """Interleaved stages take micro-batches in groups of as many as there are stages."""
     if plan["engine"] != MEGATRON_CORE or plan["chunks"] == 1 or plan.get("shares"):
@@ -160,6 +177,7 @@ RULES: List[Tuple[Tuple[str, ...], Callable[[Values], Faults]]] = [
     (("engine", "model", "data", "tensor", "sequence_parallel"), _experts),
     (("engine", "model", "data", "tensor", "sequence_parallel"), _context),
     (("engine", "model"), _own_layers),
+    (("engine", "model", "tensor"), _latent),
     (("engine", "model", "pipeline"), _other_families),
     (("engine", "chunks", "data", "micro_batch_size", "pipeline", "global_batch_size"), _groups),
 ]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import zlib
 from functools import partial
-from typing import Dict, List, Mapping, Optional, Tuple, Type
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import torch
 from torch import Tensor
@@ -79,6 +79,10 @@ class LanguageTask(Task):
     def shard(self, name: str) -> Optional[Shard]:
         parameter = self._parameter(name)
         return None if parameter.cut is None else Shard(parameter.cut, parameter.pieces)
+
+    def adopt(self, name: str, shape: Sequence[int]) -> None:
+        block = block_of(self.blocks, name)
+        self._parameters[block.kind][name[len(block.name) + 1 :]] = Parameter(tuple(shape))
 
     def rows(self, name: str) -> Optional[int]:
         return self._parameter(name).rows

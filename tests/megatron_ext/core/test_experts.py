@@ -83,6 +83,22 @@ def test_experts_go_on_in_another_layout(tmp_path: Path, corpus: Path, one: Lear
             "fp8=hybrid needs a GPU and Transformer Engine, which is not here; leave",
         ),
         "another type": ("+engine.options.qk_layernorm=3", "engine.options.qk_layernorm=3 must be of the type bool"),
+        "another type than an optional number": (
+            "+engine.options.moe_z_loss_coeff=much",
+            "engine.options.moe_z_loss_coeff=much must be of the type float or null",
+        ),
+        "a word that it does not know": (
+            "+engine.options.moe_router_score_function=softplus",
+            "moe_router_score_function=softplus must be of the type softmax or sigmoid",
+        ),
+        "a name of an Enum": (
+            "+engine.options.attention_backend=flush",
+            "attention_backend=flush must be of the type flash or fused or unfused or local or auto",
+        ),
+        "a field of latent attention": (
+            "+engine.options.kv_lora_rank=12",
+            "engine.options.kv_lora_rank=12 needs engine.options.multi_latent_attention=true",
+        ),
         "a contradiction": ("+engine.options.moe_pad_expert_input_to_capacity=true", "megatron-core refuses"),
     }.values(),
 )

@@ -51,6 +51,14 @@ REFUSED = {
         ["model=mamba-tiny", "model.layers=4"],
         "model.family=mamba must be gpt, bert or t5 with engine=megatron_core; engine=tdpp trains all families",
     ),
+    "latent attention in tensor groups": (
+        ["+engine.options.multi_latent_attention=true", "parallel.tensor=2"],
+        "parallel.tensor=2 must be 1 with engine.options.multi_latent_attention=true, whose tensor groups do not sum",
+    ),
+    "latent attention of BERT": (
+        ["+engine.options.multi_latent_attention=true", "model=bert-tiny"],
+        "model.family=bert must be gpt with engine.options.multi_latent_attention=true",
+    ),
     "T5 in stages": (
         ["model=t5-tiny", "parallel.pipeline=2"],
         "parallel.pipeline=2 must be 1 with engine=megatron_core and model.family=t5; engine=tdpp cuts it into stages",
