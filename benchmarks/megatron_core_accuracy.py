@@ -53,7 +53,7 @@ TRAIN = (
 MICRO_BATCHES = (1, 2)
 SLEEP = Pass(forward=0.030, backward=0.045)
 """A layer's, for each sample of a micro-batch, on a machine with a core for each rank; with fewer cores ranks wait for
-each other to compute, and layers sleep longer in proportion."""
+each other to compute, and layers sleep longer in proportion. Where ranks share sequences, each sleeps as long."""
 MOST_RANKS = 8
 MOST_SHARING = 4
 """Ranks of a plan with context parallelism: in each layer all of a group wait for each other, and so for a core."""
@@ -111,8 +111,9 @@ def compared(case: Case, profile: LayerProfile) -> Outcome:
     """A run whose layers compute and sleep, beside its prediction."""
     experiment = case.experiment
     group = next(iter(experiment.cluster.groups.values()))
-    ranks = experiment.parallel.world_size
-    factor = max(1.0, ranks / (os.cpu_count() or 1))
+    parallel = experiment.parallel
+    ranks = parallel.world_size
+    factor = max(1.0, ranks / (os.cpu_count() or 1)) * parallel.context
     kind = NodeKind(
         name="local",
         group=replace(group, gpus_per_node=ranks),
@@ -122,7 +123,7 @@ def compared(case: Case, profile: LayerProfile) -> Outcome:
     )
     plan = PlacedTraining(training=Training.of(experiment), partition=experiment.partition, nodes=[kind])
     prediction = predict_plan(plan)
-    samples = experiment.parallel.micro_batch_size / experiment.parallel.context  # ranks of a group share each
+    samples = parallel.micro_batch_size / parallel.context  # ranks of a group share each
     made = _sleeping(CoreFamily.make, factor * samples)
     with mock.patch.object(CoreFamily, "make", made), tempfile.TemporaryDirectory() as folder:
         return outcome(case, prediction, sleeping.run(Path(folder), experiment, None))

@@ -1,4 +1,4 @@
-"""What layers take where ranks share sequences: their part of the tokens, and what keys and values take on their way.
+"""What layers take longer where ranks share sequences: what keys and values take on their way.
 
 Ranks of a context group lie beside each other. In a layer's forward pass the keys and values of each come to all
 others, in its backward pass once more, with their gradients. Causal attention is divided evenly, as each rank has a
@@ -20,17 +20,19 @@ from fasop.costs.training import Training
 
 
 def with_shared_sequences(times: LayerTimes, kind: NodeKind, training: Training) -> LayerTimes:
-    """Returns a rank's times on such nodes from those of whole sequences."""
+    """Returns a rank's times on such nodes from those of its part of the tokens (`layer_times`)."""
     parallel = training.parallel
     if parallel.context == 1:
         return times
-    own, seconds = times.multiplied(1 / parallel.context, 1 / parallel.context), exchange_s(kind, training)
+    seconds = exchange_s(kind, training)
     recompute = parallel.recompute
     ways = 2 + (recompute.way is Recompute.full and recompute.layers is None)
     return replace(
-        own,
-        layers=tuple(Time(forward=one.forward + seconds, backward=one.backward + ways * seconds) for one in own.layers),
-        again=own.again + (seconds if recompute.layers is not None else 0.0),
+        times,
+        layers=tuple(
+            Time(forward=one.forward + seconds, backward=one.backward + ways * seconds) for one in times.layers
+        ),
+        again=times.again + (seconds if recompute.layers is not None else 0.0),
     )
 
 

@@ -78,7 +78,8 @@ class LayerTimes:
 
 
 def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, within: Link[float]) -> LayerTimes:
-    """For the tensor size, micro-batch and recomputation of `training`.
+    """For the tensor size, micro-batch and recomputation of `training`. Where ranks share sequences, these are the times
+    of as many samples as a rank has tokens of.
 
     Recomputing repeats a layer's forward pass in its backward pass, or of it the attention's core, which is counted
     by its share of the operations. `within` connects the ranks of a tensor group; only a roofline needs it.
@@ -93,7 +94,7 @@ def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, with
         times, of_sizes = _profiled(gpu, points, training)
         basis = max(of_sizes, of_format)
     else:
-        sizes = training.parallel.tensor_size, training.parallel.micro_batch_size
+        sizes = training.parallel.tensor_size, training.parallel.own_samples
         times = (roofline_of_counts if isinstance(training.model, MeasuredModule) else roofline)(
             gpu, training.model, training.precision, *sizes, within
         )
@@ -193,7 +194,7 @@ def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> tup
             "'tdpp profile'"
         )
     sizes_known = sorted(known)
-    basis, of = _between(sizes_known, parallel.micro_batch_size)
+    basis, of = _between(sizes_known, parallel.own_samples)
 
     def time(kind: str) -> Time:
         costs = [known[size].parts[kind] for size in sizes_known]
@@ -225,15 +226,24 @@ def _shared_out(
     }
 
 
-def _between(sizes: Sequence[int], wanted: int) -> tuple[Basis, Callable[[Sequence[float]], float]]:
+def _between(sizes: Sequence[int], wanted: float) -> tuple[Basis, Callable[[Sequence[float]], float]]:
     """How to get the value at `wanted` from the values at `sizes`, which increase.
 
     Above the largest size in proportion to it, below the smallest that one's value: upper bounds both, as a larger
-    micro-batch takes longer in all and less for each sample.
+    micro-batch takes longer in all and less for each sample. A part of a sample takes what the two smallest sizes say
+    that does not depend on their samples, and its part of the rest; of a single size, its part.
     """
     right = bisect_left(sizes, wanted)
     if right < len(sizes) and sizes[right] == wanted:
         return Basis.MEASURED, lambda values: values[right]
+    if right == 0 and wanted < 1:
+        share = (sizes[0] - wanted) / (sizes[1] - sizes[0]) if len(sizes) > 1 else 0.0
+
+        def of_part(values: Sequence[float]) -> float:
+            least = values[0] * wanted / sizes[0]
+            return max(least, values[0] - share * max(0.0, values[1] - values[0])) if len(values) > 1 else least
+
+        return Basis.EXTRAPOLATED, of_part
     if right == 0:
         return Basis.EXTRAPOLATED, lambda values: values[0]
     if right == len(sizes):

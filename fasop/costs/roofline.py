@@ -34,7 +34,7 @@ class Time:
 
 @lru_cache(maxsize=1024)
 def roofline(
-    gpu: Gpu, model: Model, precision: Precision, tensor: int, batch: int, within: Link[float]
+    gpu: Gpu, model: Model, precision: Precision, tensor: int, batch: float, within: Link[float]
 ) -> Mapping[str, Time]:
     """Estimate by kind of block what peak rates allow (Williams et al. 2009): matrix products by the GPU's operations
     per second or the reading of their weights, everything else by the memory traffic. Kernels take their starts, too,

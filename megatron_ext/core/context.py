@@ -67,7 +67,7 @@ class _Gather(torch.autograd.Function):
 
 
 def gathered(own: Tensor, group: Any) -> Tensor:
-    """Keys or values [own tokens, batch, heads, width] of each rank -> [all tokens, batch, heads, width]."""
+    """Keys and values [own tokens, batch, heads, widths] of each rank -> [all tokens, batch, heads, widths]."""
     whole: Tensor = _Gather.apply(own, group)  # type: ignore[no-untyped-call]
     return whole
 

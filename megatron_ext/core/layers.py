@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any, Optional
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -63,7 +64,8 @@ class _Attention(nn.Module):
         if self._shared:
             group = get_context_parallel_group()
             visible = seen(len(query), group.size(), group.rank(), query.device)
-            key, value = gathered(key, group), gathered(value, group)
+            widths = key.shape[-1], value.shape[-1]
+            key, value = gathered(torch.cat([key, value], -1), group).split(widths, -1)  # type: ignore[no-untyped-call]
         query, key, value = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         if (self._dropout and self.training) or self._scale is not None or self._shared:
             repeats = query.shape[1] // key.shape[1]

@@ -12,6 +12,7 @@ import pytest
 from conf.compose import compose
 from conf.schema.experiment import Recompute
 from fasop.costs.context import exchange_s
+from fasop.costs.layers import _between
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
@@ -58,15 +59,26 @@ def test_a_rank_keeps_its_part_of_activations_and_sends_it(inputs: Inputs) -> No
 def test_keys_and_values_go_round_once_forward_and_twice_back(inputs: Inputs, recompute: str, ways: int) -> None:
     """Within a node of four GPUs, and across nodes of two, whose ranks share the way out."""
     (kind, *_) = inputs.kinds
-    alone, shared = (times_on(kind, sized(inputs, context, recompute=Recompute(recompute))) for context in (1, 4))
+    way = Recompute(recompute)
+    alone = times_on(kind, sized(inputs, micro_batch_size=1, recompute=way))
+    shared = times_on(kind, sized(inputs, 4, micro_batch_size=4, recompute=way))
     group, model = kind.group, inputs.training.model.sized(1)
-    size = 2 * (2 * 8192 / 4) * model.query_groups * model.head_width * 2  # keys, values; two samples; two bytes
+    size = 2 * (4 * 8192 / 4) * model.query_groups * model.head_width * 2  # keys, values; four samples; two bytes
     ring = 3 * (group.intra_latency_us * 1e-6 + size * 8e-9 / group.intra_gbit_per_s)
-    assert shared.layer.forward == pytest.approx(alone.layer.forward / 4 + ring)
-    assert shared.layer.backward == pytest.approx(alone.layer.backward / 4 + ways * ring)
-    assert shared.head.forward == pytest.approx(alone.head.forward / 4)
+    assert shared.layer.forward == pytest.approx(alone.layer.forward + ring)
+    assert shared.layer.backward == pytest.approx(alone.layer.backward + ways * ring)
+    assert shared.head.forward == pytest.approx(alone.head.forward)
     across = 3 * (group.inter_latency_us * 1e-6 + size * 8e-9 / group.inter_gbit_per_s)
-    assert exchange_s(replace(kind, gpus=2), sized(inputs, 4)) == pytest.approx(across)
+    assert exchange_s(replace(kind, gpus=2), sized(inputs, 4, micro_batch_size=4)) == pytest.approx(across)
+
+
+@pytest.mark.parametrize(
+    ("measured", "wanted"), [([3.0, 4.0], 2.25), ([3.0, 7.0], 0.75), ([3.0, 2.5], 3.0), ([3.0], 0.75)]
+)
+def test_a_part_of_a_sample_takes_what_does_not_depend_on_samples(measured: list[float], wanted: float) -> None:
+    """A quarter of one, where micro-batches of 1 and 2 were measured: no less than its part, no more than all."""
+    _, of = _between([1, 2][: len(measured)], 0.25)
+    assert of(measured) == pytest.approx(wanted)
 
 
 def test_sizes_are_tried_where_the_sequence_is_long_or_where_they_are_asked_for(inputs: Inputs) -> None:
