@@ -78,8 +78,8 @@ class LayerTimes:
 
 
 def layer_times(gpu: Gpu, profile: LayerProfile | None, training: Training, within: Link[float]) -> LayerTimes:
-    """For the tensor size, micro-batch and recomputation of `training`. Where ranks share sequences, these are the times
-    of as many samples as a rank has tokens of.
+    """For the tensor size, micro-batch and recomputation of `training`. Where ranks share sequences, these are the
+    times of as many samples as a rank has tokens of.
 
     Recomputing repeats a layer's forward pass in its backward pass, or of it the attention's core, which is counted
     by its share of the operations. `within` connects the ranks of a tensor group; only a roofline needs it.
