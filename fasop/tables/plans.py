@@ -191,7 +191,7 @@ def _values(parallel: Parallel) -> dict[str, str]:
         "offload": parallel.offload,
         "reduce_dtype": parallel.reduce_dtype,
         "compress": parallel.compress,
-        "scatter_messages": parallel.scatter_messages if parallel.scatter_messages != "false" else None,
+        "scatter_messages": parallel.scatter_messages,
         "hierarchical_reduce": parallel.hierarchical_reduce,
         "micro_batch_size": parallel.micro_batch_size,
         "global_batch_size": parallel.global_batch_size,
@@ -205,7 +205,8 @@ def _values(parallel: Parallel) -> dict[str, str]:
 
 
 def _yaml(key: str, value: str) -> str:
-    return f'"{value}"' if key in ("replicas", "partition", "shares", "islands", "node_order") else value
+    texts = ("replicas", "partition", "scatter_messages", "shares", "islands", "node_order")
+    return f'"{value}"' if key in texts else value
 
 
 def launch_words(overrides: Sequence[str], plans: Sequence[Plan], length: Mapping[str, str]) -> list[list[str]]:
