@@ -14,6 +14,7 @@ from fasop.search.front import COST, ENERGY, Expense
 from fasop.search.plan import Plan, Run, price_per_hour
 from fasop.search.space.choices import split
 from fasop.tables.explain import Table
+from megatron_ext.contract.parallel_config import SCATTERS
 
 
 def ranking(plans: Sequence[Plan]) -> Table:
@@ -86,7 +87,7 @@ def options(parallel: Parallel) -> str:
     given += [f"offload {parallel.offload}"] if parallel.offload is not Offload.none else []
     given += [f"sums in {parallel.reduce_dtype}"] if parallel.reduce_dtype is not ReduceDtype.fp32 else []
     given += [f"messages in {parallel.compress}"] if parallel.compress is not Compress.none else []
-    given += [f"messages scattered: {parallel.scatter_messages}"] if parallel.scatter_messages != "false" else []
+    given += [f"messages scattered: {parallel.scatter_messages}"] if parallel.scatter_messages != SCATTERS[0] else []
     given += ["sums within nodes first"] if parallel.hierarchical_reduce else []
     given += ["sequence parallel"] if parallel.sequence_parallel else []
     given += [f"experts over {parallel.expert}"] if parallel.expert > 1 else []

@@ -76,10 +76,15 @@ def admit(connection: socket.socket, secret: bytes, greeting: bytes) -> bool:
     return True
 
 
+def framed(content: Any) -> bytes:
+    """The bytes of a message."""
+    text = json.dumps(content).encode()
+    return LENGTH.pack(len(text)) + text
+
+
 def send(connection: socket.socket, content: Any) -> None:
     """Sends a message."""
-    text = json.dumps(content).encode()
-    connection.sendall(LENGTH.pack(len(text)) + text)
+    connection.sendall(framed(content))
 
 
 def receive(connection: socket.socket) -> Any:

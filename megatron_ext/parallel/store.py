@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Union
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from megatron_ext.contract.handshake import HANDSHAKE_S, LENGTH, LONGEST, NONCE, PROOF, proof, prove, receive
+from megatron_ext.contract.handshake import HANDSHAKE_S, LENGTH, LONGEST, NONCE, PROOF, framed, proof, prove, receive
 from megatron_ext.parallel import interface
 
 GREETING = b"tdpp store 1\n"
@@ -168,8 +168,7 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
 
 
 def _send(writer: asyncio.StreamWriter, reply: Any) -> None:
-    content = json.dumps(reply).encode()
-    writer.write(LENGTH.pack(len(content)) + content)
+    writer.write(framed(reply))
 
 
 class StoreError(RuntimeError):
@@ -252,12 +251,12 @@ class AuthenticatedStore(Store):
 
     def _ask(self, request: Dict[str, Any], seconds: float = 0.0) -> Any:
         """The reply, for which the store itself may need `seconds`."""
-        content = json.dumps(request).encode()
-        if len(content) > LONGEST:
-            raise StoreError(f"a message of {len(content)} bytes is too long for the store")
+        message = framed(request)
+        if (length := len(message) - LENGTH.size) > LONGEST:
+            raise StoreError(f"a message of {length} bytes is too long for the store")
         with self._connection() as connection:
             connection.settimeout(seconds + HANDSHAKE_S)
-            connection.sendall(LENGTH.pack(len(content)) + content)
+            connection.sendall(message)
             return receive(connection)
 
     @contextmanager

@@ -23,9 +23,8 @@ from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import Layouts, layouts
 from fasop.search.space import node_orders
-from fasop.search.space.candidates import MOST_REPLICAS, divisors
+from fasop.search.space.candidates import MOST_REPLICAS, divisors, fastest_first
 from fasop.search.space.choices import SEARCHED, Choices
-from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Recompute
 
@@ -98,9 +97,7 @@ class StagedPlans:
         if node_orders.few(counts):
             found = node_orders.orders(counts).tolist()
         else:
-            one = sized(self._training, self.tensors[0])
-            times = [times_on(kind, one).layers for kind in self.kinds]
-            fastest = sorted(range(len(times)), key=lambda kind: sum(t.forward + t.backward for t in times[kind]))
+            fastest = fastest_first(self.kinds, sized(self._training, self.tensors[0]))
             found = [
                 [fastest[kind] for kind in order]
                 for order in node_orders.starts([counts[kind] for kind in fastest]).tolist()

@@ -134,14 +134,9 @@ class Space:
         """The node orders that are looked at in any case."""
         if self.few:
             return self.in_orders(node_orders.orders(self.nodes))
-        fastest = self._fastest()
+        fastest = fastest_first(self.kinds, self._sized[0])
         found = node_orders.starts([self.nodes[kind] for kind in fastest])
         return self.in_orders(np.array(fastest)[found])
-
-    def _fastest(self) -> list[int]:
-        """The kinds, by the time of a layer."""
-        times = [times_on(kind, self._sized[0]).layers for kind in self.kinds]
-        return sorted(range(len(times)), key=lambda kind: sum(one.forward + one.backward for one in times[kind]))
 
     def in_orders(self, every: Integers) -> list[Nodes]:
         """Node orders, those together that have the same numbers of GPUs in each place."""
@@ -162,6 +157,12 @@ class Space:
     def groups(self) -> Iterator[Candidates]:
         """All that fit, in the first orders."""
         return (group for number in range(len(self)) for group in self.built(number, self.first))
+
+
+def fastest_first(kinds: Sequence[NodeKind], training: Training) -> list[int]:
+    """The numbers of kinds, by the time of their layers."""
+    times = [times_on(kind, training).layers for kind in kinds]
+    return sorted(range(len(times)), key=lambda kind: sum(one.forward + one.backward for one in times[kind]))
 
 
 def sizes(

@@ -22,7 +22,7 @@ from launch.control.planning.predictions import elastic_of, rehearsal_times, sta
 from launch.history.failures import mean_time_between_failures
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
-from megatron_ext.contract.parallel_config import SCATTERED
+from megatron_ext.contract.parallel_config import SCATTERED, SCATTERS
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import (
     Corpus,
@@ -243,7 +243,7 @@ def _hierarchical_stages(experiment: Experiment) -> list[int] | None:
 
 def _scattered_cuts(experiment: Experiment) -> list[int] | None:
     """Returns the stages that send parts of messages alone; None if there are none."""
-    if experiment.parallel.scatter_messages == "false":
+    if experiment.parallel.scatter_messages == SCATTERS[0]:
         return None
     from fasop.simulation.predict import planned  # numpy is slow to import
     from fasop.simulation.ranks.heterogeneous_stages import cuts_scattered
