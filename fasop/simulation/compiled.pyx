@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The loops of `fasop.simulation.vectorised`, compiled: one pipeline after another, action by action; and those of
+"""The loops of `fasop.simulation.vectorised`, compiled: action by action, for eight pipelines at once; and those of
 `fasop.simulation.ranks.columns`.
 
 Sums and maxima are those of the arrays there, in the order in which each stage takes them, so times are equal to the
@@ -74,36 +74,48 @@ def ordered(lists, int chunks):
     return np.asarray(rows), 2 * parts * depth
 
 
-cdef class _Pipeline:
+cdef enum:
+    TOGETHER = 8
+
+
+cdef class _Times:
+    """The times of pipelines, as `ends` gets them."""
+
+    cdef const double[:, :, :] of_passes, of_sends, of_links
+    cdef const double[:, :] start
+    cdef int[:, ::1] link
+    cdef int stages, parts, queues
+
+    def __init__(self, compute, send, start, busy, link):
+        self.of_passes, self.of_sends, self.start, self.of_links = compute, send, start, busy
+        self.stages, self.parts, self.queues = self.start.shape[0], self.of_passes.shape[1], link is not None
+        self.link = np.zeros((2, self.stages), np.intc) if link is None else link
+
+
+cdef class _Pipeline(_Times):
     """The times of one pipeline, and where its actions stand."""
 
-    cdef int stages, parts, queues
     cdef double[:, ::1] compute, send, busy
     cdef double[::1] now, messages, free
-    cdef int[:, ::1] link
 
-    def __init__(self, int stages, int parts, int slots, link):
-        self.stages, self.parts, self.queues = stages, parts, link is not None
-        self.compute, self.send, self.busy = np.empty((4, parts)), np.empty((2, stages)), np.zeros((2, parts))
-        self.now, self.messages, self.free = np.empty(stages), np.zeros(slots), np.empty(2 * stages)
-        self.link = np.zeros((2, stages), np.intc) if link is None else link
+    def __init__(self, int slots, compute, send, start, busy, link):
+        super().__init__(compute, send, start, busy, link)
+        self.compute, self.send = np.empty((4, self.parts)), np.empty((2, self.stages))
+        self.busy = np.zeros((2, self.parts))
+        self.now, self.messages, self.free = np.empty(self.stages), np.zeros(slots), np.empty(2 * self.stages)
 
-    cdef void load(
-        self, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
-        const double[:, :, :] busy, Py_ssize_t column,
-    ) noexcept:
+    cdef void load(self, Py_ssize_t column) noexcept:
         cdef int kind, at
         for kind in range(4):
             for at in range(self.parts):
-                self.compute[kind, at] = compute[kind, at, column]
+                self.compute[kind, at] = self.of_passes[kind, at, column]
         for kind in range(2):
             for at in range(self.stages):
-                self.send[kind, at] = send[kind, at, column]
-            if self.queues:
-                for at in range(self.parts):
-                    self.busy[kind, at] = busy[kind, at, column]
+                self.send[kind, at] = self.of_sends[kind, at, column]
+            for at in range(self.parts if self.queues else 0):
+                self.busy[kind, at] = self.of_links[kind, at, column]
         for at in range(self.stages):
-            self.now[at] = start[at, column]
+            self.now[at] = self.start[at, column]
         for at in range(2 * self.stages):
             self.free[at] = -INFINITY
 
@@ -140,10 +152,72 @@ cdef class _Pipeline:
             self.messages[actions[number, 4]] = begin + self.send[way, stage]
 
 
-def ends(
-    const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
-    const double[:, :] start, const double[:, :, :] busy, link,
-):
+cdef class _Together(_Times):
+    """Several pipelines at once, which take hardly longer than one: [rows, TOGETHER] each."""
+
+    cdef double[:, ::1] compute, send, busy, now, messages, free
+
+    def __init__(self, int slots, compute, send, start, busy, link):
+        super().__init__(compute, send, start, busy, link)
+        rows = 4 * self.parts, 2 * self.stages, 2 * self.parts, self.stages, slots, 2 * self.stages
+        self.compute, self.send, self.busy, self.now, self.messages, self.free = (
+            np.zeros((count, TOGETHER)) for count in rows
+        )
+
+    cdef void load(self, Py_ssize_t first) noexcept:
+        """Those from the first one on; the last one repeatedly where fewer are left."""
+        cdef Py_ssize_t lane, column, last = self.start.shape[1] - 1
+        cdef int kind, at
+        for lane in range(TOGETHER):
+            column = min(first + lane, last)
+            for kind in range(4):
+                for at in range(self.parts):
+                    self.compute[kind * self.parts + at, lane] = self.of_passes[kind, at, column]
+            for kind in range(2):
+                for at in range(self.stages):
+                    self.send[kind * self.stages + at, lane] = self.of_sends[kind, at, column]
+                for at in range(self.parts if self.queues else 0):
+                    self.busy[kind * self.parts + at, lane] = self.of_links[kind, at, column]
+            for at in range(self.stages):
+                self.now[at, lane] = self.start[at, column]
+        self.free[:] = -INFINITY
+
+    cdef void replay(self, const int[:, ::1] actions) noexcept:
+        """As `_Pipeline.replay` does, without notes."""
+        cdef Py_ssize_t number, lane
+        cdef int kind, stage, part, way
+        cdef double begin
+        cdef double *here
+        cdef double *other
+        cdef double *free
+        cdef double *takes
+        cdef double *holds
+        for number in range(actions.shape[0]):
+            kind, stage, part = actions[number, 0], actions[number, 1], actions[number, 2]
+            here, takes = &self.now[stage, 0], &self.compute[kind * self.parts + part, 0]
+            if actions[number, 3] >= 0:
+                other = &self.messages[actions[number, 3], 0]
+                for lane in range(TOGETHER):
+                    here[lane] = (other[lane] if other[lane] > here[lane] else here[lane]) + takes[lane]
+            else:
+                for lane in range(TOGETHER):
+                    here[lane] += takes[lane]
+            if kind == WEIGHT:
+                continue
+            way = 0 if kind == FORWARD else 1
+            other, takes = &self.messages[actions[number, 4], 0], &self.send[way * self.stages + stage, 0]
+            if not self.queues:
+                for lane in range(TOGETHER):
+                    other[lane] = here[lane] + takes[lane]
+                continue
+            free, holds = &self.free[self.link[way, stage], 0], &self.busy[way * self.parts + part, 0]
+            for lane in range(TOGETHER):
+                begin = free[lane] if free[lane] > here[lane] else here[lane]
+                free[lane] = begin + holds[lane]
+                other[lane] = begin + takes[lane]
+
+
+def ends(const int[:, ::1] actions, int slots, compute, send, start, busy, link):
     """[stages, pipelines]: when each stage has done its last action.
 
     Args:
@@ -155,34 +229,44 @@ def ends(
         link: [2, stages]: the number of the link of a stage's messages; None where none waits for a link.
     """
     cdef int stages = start.shape[0], stage
-    cdef Py_ssize_t column
-    cdef _Pipeline one = _Pipeline(stages, compute.shape[1], slots, link)
-    cdef unsigned char[::1] nothing = np.empty(0, np.uint8)
-    cdef double[:, ::1] found = np.empty((stages, start.shape[1]))
-    for column in range(start.shape[1]):
-        one.load(compute, send, start, busy, column)
-        one.replay(actions, nothing, nothing)
+    cdef Py_ssize_t column, lane, pipelines = start.shape[1]
+    cdef double[:, ::1] found = np.empty((stages, pipelines))
+    cdef unsigned char[::1] nothing
+    cdef _Pipeline one
+    cdef _Together some
+    if pipelines < 3:
+        one, nothing = _Pipeline(slots, compute, send, start, busy, link), np.empty(0, np.uint8)
+        for column in range(pipelines):
+            one.load(column)
+            one.replay(actions, nothing, nothing)
+            found[:, column] = one.now
+        return np.asarray(found)
+    some = _Together(slots, compute, send, start, busy, link)
+    for column in range(0, pipelines, TOGETHER):
+        some.load(column)
+        some.replay(actions)
         for stage in range(stages):
-            found[stage, column] = one.now[stage]
+            for lane in range(min(TOGETHER, pipelines - column)):
+                found[stage, column + lane] = some.now[stage, lane]
     return np.asarray(found)
 
 
 def longest(
-    const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
-    const double[:, :] start, const double[:, :, :] busy, link, const double[:, :] after, const double[::1] shares,
+    const int[:, ::1] actions, int slots, compute, send, start, busy, link, const double[:, :] after,
+    const double[::1] shares,
 ):
     """What `vectorised.Longest` has, in its order. `after` [stages, pipelines] comes after a stage's last action, and
     `shares` [kinds] is what part of a pass a kind is; the rest as for `ends`."""
-    cdef int stages = start.shape[0], parts = compute.shape[1], stage, kind, way, last
-    cdef Py_ssize_t column, number, pipelines = start.shape[1]
-    cdef _Pipeline one = _Pipeline(stages, parts, slots, link)
+    cdef _Pipeline one = _Pipeline(slots, compute, send, start, busy, link)
+    cdef int stages = one.stages, parts = one.parts, stage, kind, way, last
+    cdef Py_ssize_t column, number, pipelines = one.start.shape[1]
     cdef unsigned char[::1] waited = np.zeros(len(actions), np.uint8), queued = np.zeros(len(actions), np.uint8)
     cdef double[:, :, ::1] passes = np.zeros((2, parts, pipelines))
     cdef double[:, ::1] begun = np.empty((stages, pipelines)), end = np.zeros((stages, pipelines))
     cdef double[::1] total = np.empty(pipelines), here = np.empty(stages), behind = np.empty(2 * stages)
     cdef double sent, on_path
     for column in range(pipelines):
-        one.load(compute, send, start, busy, column)
+        one.load(column)
         one.replay(actions, waited, queued)
         last = 0
         for stage in range(stages):
@@ -221,7 +305,6 @@ cdef enum:
     RECEIVE = 4
     SEND_FORWARD = 5
     SEND_BACKWARD = 6
-    TOGETHER = 8
 
 
 def rank_steps(lists, const int[:, ::1] places, const int[::1] tensors, const int[::1] replicas, int micro_batches):

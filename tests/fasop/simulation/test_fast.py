@@ -68,7 +68,7 @@ def test_links_that_are_occupied_for_a_part_of_a_message_are_free_when_the_repla
 ) -> None:
     """Messages that never queue, that sometimes do and that always do, by links that stages have one or two of."""
     stages, chunks = (max(2, stages), chunks) if name is Schedule.interleaved else (stages, 1)
-    random, parts, many = np.random.default_rng(seed), stages * chunks, 4
+    random, parts, many = np.random.default_rng(seed), stages * chunks, 11
     longest = 10.0 ** random.integers(-2, 2, many)
     passes, hops = random.random((2, parts, many)), longest * random.random((2, stages, many))
     busy, begin = hops * random.random((2, stages, many)), random.random((stages, many))
