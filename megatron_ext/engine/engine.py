@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import chain
 from itertools import count as counting
-from typing import Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
+from typing import Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -250,11 +250,14 @@ class Engine(AnyEngine):
             logged = loss.reshape(1)
             if found and found[0]:
                 logged = torch.cat([logged, torch.stack(list(map(as_numbers, found))).sum(0) * factor])
+            span: ContextManager[None] = NOTHING
             if self._islands is not None:
-                logged = logged * self._islands.part
-            all_reduce(logged, self._groups.replicas, "all-reduce of the loss")
-            with Wait("reading the mean loss"):  # not after the optimizer: a GPU updates weights while the host goes on
-                mean, *others = [value / scale for value in logged.tolist()]
+                logged, span = logged * self._islands.part, self._recorder.span("islands-all-reduce")
+            with span:
+                all_reduce(logged, self._groups.replicas, "all-reduce of the loss")
+                # Not after the optimizer: a GPU updates weights while the host goes on.
+                with Wait("reading the mean loss"):
+                    mean, *others = [value / scale for value in logged.tolist()]
             metrics, loads = from_numbers(others, found[0]) if found else ({}, [])
         compared = self._compared(list(micros.values()), scale) if halves else None
         norm = self.optimizer.step(self._recorder, lr)

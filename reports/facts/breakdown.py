@@ -45,6 +45,8 @@ COLLECTIVES = {
     CLIP: ("dp",),
 }
 """What the ranks of a group have in common."""
+WITHIN_ISLANDS = ("grads-all-reduce", "overlapped-grads-all-reduce")
+"""What the replicas of an island do by themselves."""
 UNKNOWN = -1
 """In the place of a wait: the events do not say how long it was."""
 _NEVER = np.iinfo(np.int64).min
@@ -66,18 +68,21 @@ def messages(name: str) -> dict[str, tuple[str, ...]]:
     return {} if ways else found
 
 
-def waiting_ns(timeline: Timeline, ranks: Sequence[Place], streams: bool = False) -> Integers:
+def waiting_ns(
+    timeline: Timeline, ranks: Sequence[Place], streams: bool = False, islands: Sequence[int] = ()
+) -> Integers:
     """(events,) the part of each event that is waiting for another rank, or UNKNOWN.
 
     Args:
         streams: whether nothing is flushed.
+        islands: replicas of each island, where there are islands.
     """
     events = timeline.events
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     until = np.full(len(events), _NEVER)
     for receive, send in message_pairs(timeline, ranks):
         until[receive] = np.maximum(until[receive], start[send])
-    meeting = meetings(timeline, ranks, streams)
+    meeting = meetings(timeline, ranks, streams, islands)
     together = meeting >= 0
     begun = pd.Series(start[together]).groupby(meeting[together], sort=False).transform("max")
     until[together] = begun.to_numpy()
@@ -110,19 +115,30 @@ def _named_singly(timeline: Timeline) -> bool:
     return all(len(one) <= 1 and sum(map(len, one.values())) <= 1 for one in every)
 
 
-def meetings(timeline: Timeline, ranks: Sequence[Place], streams: bool = False) -> Integers:
+def island_of(ranks: Sequence[Place], islands: Sequence[int]) -> Integers:
+    """(ranks,) the number of each rank's island, by the replicas of each island; 0 without islands."""
+    first_of_next = np.cumsum(islands)[:-1]
+    return np.searchsorted(first_of_next, [rank.dp for rank in ranks], side="right")
+
+
+def meetings(
+    timeline: Timeline, ranks: Sequence[Place], streams: bool = False, islands: Sequence[int] = ()
+) -> Integers:
     """(events,) which collective of a group each event is a rank's part in, numbered in any way; -1 for none.
 
     Args:
         streams: whether nothing is flushed.
+        islands: replicas of each island, where there are islands.
     """
     events, found, count = timeline.events, np.full(len(timeline.events), -1), 0
+    island = island_of(ranks, islands)
     for name, alike in COLLECTIVES.items():
         if name in timeline.names and not (name == CLIP and (streams or NORM in timeline.names)):
             some = events[events["name"] == name]
             turn = some.groupby(["iteration", "rank"], sort=False).cumcount()
             group = _numbered(ranks, alike)[some["rank"]]
-            number = some.groupby([some["iteration"], group, turn], sort=False).ngroup()
+            own = island[some["rank"]] if name in WITHIN_ISLANDS else np.zeros(len(some), np.int64)
+            number = some.groupby([some["iteration"], group, own, turn], sort=False).ngroup()
             found[some.index] = count + number
             count += int(number.max()) + 1
     return found

@@ -138,7 +138,7 @@ def statistics(timeline: Timeline, ranks: Sequence[Place], record: Record | None
     cell = events["rank"].to_numpy(np.int64) * n + spans.index.get_indexer(events["iteration"])
     count = np.bincount(cell, minlength=len(ranks) * n).reshape(len(ranks), n)
     streams = record is not None and record.plan.stream is not None
-    waits = waiting_ns(timeline, ranks, streams)
+    waits = waiting_ns(timeline, ranks, streams, () if record is None else record.plan.islands or ())
     parts = spent(timeline, ranks, np.maximum(waits, 0), cell, (len(ranks), n))
     if streams:
         blank = np.bincount(cell, weights=_blank_ns(events, start[cell % max(n, 1)]), minlength=parts.bubble.size)

@@ -31,6 +31,7 @@ from reports.sections.experts_section import experts_section
 from reports.sections.figures_section import figures_section
 from reports.sections.findings_section import failures_section, nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
+from reports.sections.islands_section import islands_section
 from reports.sections.memory_section import memory_section
 from reports.sections.plan_section import configuration_section, plan_section, profiles_section, reproduce_section
 from reports.sections.run_before_section import run_before_section
@@ -95,6 +96,7 @@ def sections(
         course_section(record, figures, prediction, beside.record if beside else None),
         experts_section(record),
         *_stages(record, timeline, figures, prediction),
+        islands_section(record, timeline, figures),
         cause_section(why, record.plan, record.overrides) if failures else "",  # how to be faster is no question before
         stragglers_section(figures, record.plan),
         gpu_section(gpus, record) if gpus else "",

@@ -133,7 +133,9 @@ class Sent(NamedTuple):
     """How many iterations ago it was sent."""
 
 
-def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, streams: bool = False) -> Graph:
+def make_graph(
+    timeline: Timeline, ranks: Sequence[Place], iteration: int, streams: bool = False, islands: Sequence[int] = ()
+) -> Graph:
     """The graph of an iteration that has events.
 
     A rank begins when it was done with the iteration before, but not before the first event of any rank in this one:
@@ -141,6 +143,7 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, strea
 
     Args:
         streams: whether nothing is flushed, so that an iteration may take messages of earlier ones.
+        islands: replicas of each island, where there are islands.
 
     Raises:
         ReportError: its events contradict each other, as where two messages were taken before either was sent; or too
@@ -162,7 +165,7 @@ def make_graph(timeline: Timeline, ranks: Sequence[Place], iteration: int, strea
             for pairs in message_pairs(part, ranks)
             for receive, send in zip(*(side.tolist() for side in pairs), strict=True)
         }
-    meeting = meetings(part, ranks, streams).tolist()
+    meeting = meetings(part, ranks, streams, islands).tolist()
     maker = _Maker(part, before.groupby("rank")["end_ns"].max(), sent, meeting)
     edges = [edge._replace(event=numbers[edge.event]) if edge.event >= 0 else edge for edge in maker.edges]
     inside, outside = _core_waits(timeline, iteration)

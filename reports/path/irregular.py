@@ -58,7 +58,9 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
     near = np.argsort(np.abs(np.arange(len(ordered)) - (len(ordered) - 1) // 2), kind="stable")[:most]
     numbers = figures.iterations[ordered[near]].tolist()
     try:
-        recorded = [make_graph(timeline, plan.ranks, number, plan.stream is not None) for number in numbers]
+        recorded = [
+            make_graph(timeline, plan.ranks, number, plan.stream is not None, plan.islands or ()) for number in numbers
+        ]
     except ReportError:
         return
     graphs = on_own_cores(recorded)

@@ -149,7 +149,9 @@ def explain(
         return None
     numbers = _alike(figures)
     try:
-        graphs = [make_graph(timeline, plan.ranks, number, plan.stream is not None) for number in numbers]
+        graphs = [
+            make_graph(timeline, plan.ranks, number, plan.stream is not None, plan.islands or ()) for number in numbers
+        ]
     except ReportError as error:
         return Unexplained(f"No critical path: {error}.")
     graph = graphs[0]
