@@ -111,7 +111,8 @@ def trained(tmp_path: Path) -> Callable[[EngineRun, int], list[Path]]:
         assert len(run.metrics()) == run.plan.train.iterations
         logs = machine.logs()
         assert len(logs) == gpus
-        return logs
+        started = sorted(run.plan.ranks, key=lambda place: (place.node, place.local_rank))
+        return [log for _, log in sorted(zip((place.rank for place in started), logs, strict=True))]
 
     return train
 
@@ -119,7 +120,7 @@ def trained(tmp_path: Path) -> Callable[[EngineRun, int], list[Path]]:
 def volume(message: Message) -> float:
     """Bytes that a rank sends, in a ring where all take part."""
     others = message.ranks - 1
-    if message.call == "recv":
+    if message.call == "recv" or (message.call == "broadcast" and message.rank != message.peer):
         return 0
     if message.call == "all_reduce":
         return 2 * others * message.bytes / message.ranks

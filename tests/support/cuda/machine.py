@@ -35,6 +35,7 @@ class Message(NamedTuple):
     ranks: int
     rank: int
     peer: int
+    """Of a broadcast the rank that gives, of other collectives -1."""
     stream: str
 
 

@@ -158,7 +158,8 @@ int collective(const char* call, void* communicator, const void* given, uint64_t
                cudaStream_t stream, Combine combine) {
   auto* own = static_cast<Communicator*>(communicator);
   bool dealt = !strcmp(call, "reduce_scatter") || !strcmp(call, "all_to_all");
-  log(call, own, dealt ? count / own->ranks : count, type, -1, stream, {given, count}, gets);
+  int root = strcmp(call, "broadcast") ? -1 : op;
+  log(call, own, dealt ? count / own->ranks : count, type, root, stream, {given, count}, gets);
   uint64_t turn = own->collectives++;
   Note note = {{}, count, type, op};
   strncpy(note.call, call, sizeof note.call - 1);
