@@ -6,7 +6,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -124,11 +124,18 @@ def _reader(hint: Any) -> Read:
     if origin in (dict, Mapping):
         return _by_name(_reader(inner[1]))
     if dataclasses.is_dataclass(hint):
-        return lambda value: _object(hint, value)
+        return partial(_object, hint)
     if isinstance(hint, type) and issubclass(hint, Path | Enum):
         return _named(hint)
-    scalar = _ruled(lambda value: value, _SCALARS[hint])
-    return (lambda value: float(scalar(value))) if hint is float else scalar
+    words, holds = _SCALARS[hint]
+    convert = float if hint is float else None
+
+    def scalar(value: Any) -> Any:
+        if not holds(value):
+            raise _unfit(value, words)
+        return value if convert is None else convert(value)
+
+    return scalar
 
 
 def _ruled(read: Read, rule: Rule) -> Read:

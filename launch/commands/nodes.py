@@ -11,12 +11,12 @@ from typing import Any
 
 from conf.reading.values import Parser
 from conf.visible import nearest, plural, visible
+from launch.commands.output_files import write
 from launch.commands.run_arguments import add_runs_dir, runs_folder
 from launch.errors import LaunchError
 from launch.history import ledger
 from launch.history.hosts import Host, Run, hosts_of
 from launch.screen import ago, plain, some
-from megatron_ext.contract.files import write_atomic
 
 COLUMNS = ("host", "health", "GPU", "runs", "failed here", "rank-hours", "time beside others", "last seen")
 RUN_COLUMNS = ("run", "began", "state", "rank-hours", "time beside others", "what failed here")
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         from reports.pages import nodes_page
 
         page = nodes_page.render([_line(host) for host in chosen], str(folder.absolute()), COLUMNS, RUN_COLUMNS)
-        write_atomic(arguments.page, page)
+        write(arguments.page, page)
         print(arguments.page)
     elif arguments.json:
         print(json.dumps([_object(host) for host in chosen]))

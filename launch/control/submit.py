@@ -72,6 +72,7 @@ def start(
     Raises:
         TdppError: the run cannot be started.
     """
+    experiment = _with_run_before(experiment)
     config = config_text(experiment)
     in_group = experiment.runs_mode is RunsMode.group
     trusted = require_place(Path(experiment.runs_dir), experiment.name, group=in_group)
@@ -320,19 +321,37 @@ def _start(
         local.start(settings(tuple(range(count)), (None,) * count), token, executor.time_min)
 
 
+def _with_run_before(experiment: Experiment) -> Experiment:
+    """The same with the whole name of the run in `executor.after`: soon the new run is the latest, and has its name.
+
+    Raises:
+        LaunchError: there is no such run.
+    """
+    name, runs = experiment.executor.after, Path(experiment.runs_dir)
+    if name is None or experiment.executor.kind is not ExecutorKind.slurm:
+        return experiment
+    before = _run_before(name, runs)
+    after = before.name if before.runs == Path(os.path.abspath(runs)) else str(before.path)  # noqa: PTH100
+    return replace(experiment, executor=replace(experiment.executor, after=after))
+
+
+def _run_before(name: str, runs: Path) -> RunDir:
+    try:
+        return RunDir.find(runs, name)
+    except RunFolderError as error:
+        raise LaunchError(f"executor.after={name}: {error}") from error
+
+
 def _jobs_before(experiment: Experiment, run: RunDir) -> tuple[str, ...]:
     """The jobs of `executor.after` for which a run waits. One that has saved has waited already: what it waited for may
-    be deleted by now, or another run have its name.
+    be deleted by now.
 
     Raises:
         TdppError: there is no such run, it is not Slurm's, or it has ended badly.
     """
     if (name := experiment.executor.after) is None or run.latest_checkpoint.exists():
         return ()
-    try:
-        before = RunDir.find(Path(experiment.runs_dir), name)
-    except RunFolderError as error:
-        raise LaunchError(f"executor.after={name}: {error}") from error
+    before = _run_before(name, Path(experiment.runs_dir))
     seen = observe(before)
     verdict = decide(seen)
     if verdict.state is State.succeeded:

@@ -133,7 +133,7 @@ def _peers(records: Sequence[RunRecord], machines: dict[str, str]) -> Peers:
 
 def _beside(host: HostRecord, machine: str, peers: Peers) -> float | None:
     ratios = [took / others for key, took in host.work.items() if (others := peers[key][machine]) is not None]
-    return median(ratios) if ratios else None
+    return None if not ratios else ratios[0] if len(ratios) == 1 else median(ratios)
 
 
 def _slower(runs: Sequence[Run]) -> float | None:

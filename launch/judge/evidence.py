@@ -137,6 +137,8 @@ def disk_is_full(seen: Observation) -> bool:
 
 
 def saved(seen: Observation) -> str:
+    if seen.kept is not None and seen.kept > (seen.saved or 0):
+        return f"saved after iteration {seen.kept}, in the memory of the nodes"
     return "nothing was saved" if seen.saved is None else f"saved after iteration {seen.saved}"
 
 

@@ -29,12 +29,14 @@ from launch.files.records import (
 )
 from launch.files.run_files import Faults, RunFiles, read_run_files, states_of
 from launch.machine import slurm_commands
+from launch.node.elastic.peer_status import REGROUPS
 from launch.node.rank_failures import STILL_S, read_doings
 from launch.node.run_notices import restart_cause
 from launch.observe.executors import Answers, Records, executor_of, launch_of
 from launch.observe.iterations import clocks_of, read_log, read_text_log, read_times
 from launch.observe.observation import READINGS, Job, NodeGpus, Observation, RunKind, SeenNode
 from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.kept import newest as newest_kept
 from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
 
@@ -107,6 +109,7 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
         start=start,
         restarted=_restart(run, start, jobs, now, faults),
         saved=_saved(run, faults),
+        kept=_kept(plan, start, nodes, errors),
         spent=_spent(run, faults) if plan.train.max_cost is not None else None,
         nodes=tuple(_with_stderr(run, node, errors, faults) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
@@ -261,6 +264,15 @@ def _saved(run: RunDir, faults: Faults) -> int | None:
     if name is not None and saved is None:
         faults.add(f"{latest} is damaged: it names no checkpoint, such as iter_0000050")
     return saved
+
+
+def _kept(plan: Plan, start: Start, nodes: Sequence[SeenNode], errors: Sequence[RankFailure]) -> int | None:
+    """Asks the nodes that are there, where some of an elastic run make a new plan; only its user gets an answer."""
+    waiting = any(node.state == REGROUPS for node in nodes)
+    if plan.train.save_memory is None or not (waiting or errors):
+        return None
+    found = newest_kept(plan.files, [node.name for node in nodes if node.alive], str(start))
+    return None if found is None else found.at.iteration
 
 
 _SIGNS = re.compile(

@@ -160,7 +160,9 @@ class Observation:
     restarted: RestartRecord | None = None
     """Why Slurm started it again for the newest start, as far as that is known."""
     saved: int | None
-    """Iteration of the newest checkpoint."""
+    """Iteration of the newest checkpoint on disk."""
+    kept: int | None = None
+    """While nodes make a new plan, that of the newest one in their memory."""
     spent: float | None = None
     """Dollars, of a run that counts them (train.max_cost)."""
     nodes: tuple[SeenNode, ...]

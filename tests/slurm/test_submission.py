@@ -88,7 +88,7 @@ def test_more_options_reach_slurm_and_jobs_with_a_comment_are_still_found(slurm:
 def test_a_run_after_another_starts_when_that_has_succeeded_or_not_at_all(slurm: Cluster, tmp_path: Path) -> None:
     runs, paused = tmp_path / "runs", ["train.iterations=3", "train.log_interval=1"]
     first = submitted(runs, *FOREVER, "name=first")
-    second = submitted(runs, *paused, "name=second", "executor.after=first")
+    second = submitted(runs, *paused, "name=second", "executor.after=latest")
     third = submitted(runs, *paused, "name=third", "executor.after=second")
     assert f"--dependency=afterok:{':'.join(ids(first))}\n" in (second.sbatch / "master.sh").read_text()
     wait_for(lambda: at_work(first))
@@ -97,10 +97,11 @@ def test_a_run_after_another_starts_when_that_has_succeeded_or_not_at_all(slurm:
     for run in (second, third):
         assert verdict_of(run).state is State.failed
         assert "executor.after" in verdict_of(run).reason
-    with pytest.raises(LaunchError, match=r"executor\.after=second: second/.* has ended: failed, .*resume it"):
+    with pytest.raises(LaunchError, match=r"executor\.after=second/.*: second/.* has ended: failed, .*resume it"):
         submitted(runs, *paused, "name=fourth", "executor.after=second")
     good = submitted(runs, *paused, "name=good")
-    last = submitted(runs, *paused, "name=last", "executor.after=good")
+    last = submitted(runs, *paused, "name=good", "executor.after=good")
+    assert last.read_json(last.jobs)["after"] == good.name
     assert verdict_of(good).state is State.succeeded
     assert verdict_of(last).state is State.succeeded
     started = slurm.run("sacct", "-X", "-n", "-o", "start,end", "-j", ",".join([*ids(good), *ids(last)])).stdout

@@ -13,8 +13,9 @@ from conf.errors import TdppError
 from conf.schema.adapt import Rule
 from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
-from conf.visible import plural
+from conf.visible import plural, size_text
 from launch.commands.launching.model_check import check_model
+from launch.doctor.judge import checkpoint_bytes
 from launch.errors import LaunchError
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
@@ -117,11 +118,22 @@ def preflight(experiment: Experiment) -> Sequence[str]:
 
 def before_launch(experiment: Experiment) -> Sequence[str]:
     """Returns what `preflight` does, and what is odd about where the run is to compute."""
-    odd = preflight(experiment)
+    odd = [*preflight(experiment), *_kept(experiment)]
     if (use := shared_cpus(experiment)) is None:
         return odd
     ranks, cpus = use
     return [*odd, f"{ranks} ranks share {plural(cpus, 'CPU')} and wait for each other, so times vary"]
+
+
+def _kept(experiment: Experiment) -> list[str]:
+    """What checkpoints in the memory of nodes take of it: each part is on two, of two checkpoints."""
+    if experiment.train.save_memory is None or not (one := checkpoint_bytes(experiment)):
+        return []
+    nodes = sum(group.count for group in experiment.cluster.groups.values())
+    return [
+        f"train.save_memory={experiment.train.save_memory} takes up to {size_text(4 * one)} of the memory of "
+        f"{plural(nodes, 'node')} together, beside the ranks"
+    ]
 
 
 def shared_cpus(experiment: Experiment) -> tuple[int, int] | None:

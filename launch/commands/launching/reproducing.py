@@ -45,6 +45,7 @@ def configuration_of(run: RunDir) -> tuple[Experiment, tuple[str, ...]]:
     """
     require_own_file(run.config)
     experiment = replace(read_experiment(run.config), skip_existing=False, dry_run=False)
+    experiment = replace(experiment, executor=replace(experiment.executor, after=None))
     code, digest = run.read_plan().model.code, run.read_plan().model.code_digest
     if code is not None:
         file = Path(code.rpartition(":")[0])

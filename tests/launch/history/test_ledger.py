@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import compose_unchecked
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, TdppError
 from launch.commands import nodes
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.errors import LaunchError
@@ -177,6 +177,13 @@ def test_without_a_run_that_is_over_the_message_says_so(runs: Path) -> None:
         nodes.main(["--runs-dir", str(runs)])
     with pytest.raises(RunFolderError, match="No such file or directory"):
         nodes.main(["--runs-dir", str(runs / "none")])
+
+
+def test_a_page_that_cannot_be_written_is_one_message(template: Path, runs: Path) -> None:
+    names = sorted(path.stem for path in (template / "nodes").glob("*-?.json"))
+    emulated(template, runs, 0, dict(zip(names, HOSTS, strict=False)), slow="", broken=None)
+    with pytest.raises(TdppError, match=r"cannot write .*/none/x\.html: "):
+        nodes.main(["--runs-dir", str(runs), "--page", str(runs / "none" / "x.html")])
 
 
 def test_an_unknown_host_is_answered_with_the_nearest(template: Path, runs: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conf.run_folder.rundir import RunDir
+from launch.judge.verdict import judge
 from megatron_ext.contract.run_files import RunFiles
 from tests.launch.node.elastic.test_runs import (
     agent,
@@ -101,3 +103,32 @@ def test_auto_says_what_it_has_measured(runs: Path, corpus: Path) -> None:
     assert plan.train.save_memory == 0
     assert plan.train.mtbf_s is not None
     saved_and_ended(run, "0.0")
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_killed_is_started_again_and_a_loss_is_told_with_what_is_in_memory(
+    runs: Path, corpus: Path
+) -> None:
+    run = start(runs, corpus, *elastic(2), *MEMORY)
+    train_past(run, 4)
+    keeper = RunFiles(run.path).keeper("local-0")
+    first = run.read_json(keeper)["pid"]
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: run.read_json(keeper)["pid"] != first)
+    told: list[str] = []
+
+    def regroups() -> bool:
+        found = judge(run)
+        told.append(found.reason)
+        return found.rule == "regrouping" and "in the memory of the nodes" in found.reason
+
+    def kill_agent() -> None:
+        os.kill(agent(run, 1), signal.SIGKILL)
+        wait_for(regroups)
+
+    lose_after(run, max(DISK + 4, max(losses(run)) + 6), kill_agent, "0.1")
+    iteration = re.search(r"saved after iteration (\d+), in the memory of the nodes", told[-1])
+    assert iteration is not None, told
+    assert int(iteration[1]) % DISK
+    saved_and_ended(run, "0.1")
+    assert_trained_as_one_process(run, runs, corpus)
