@@ -226,13 +226,8 @@ def _tried(
     if not promising.any():
         return partitions, np.full(len(every), np.inf)
     owner, move = np.nonzero(promising)
-    near, many = partitions[:, owner], np.arange(len(owner))
-    source, target = pairs[owner, move].T
-    near[source, many] -= 1
-    near[target, many] += 1
     seconds = np.full(promising.shape, np.inf)
-    lines = pipelines.take(owner)
-    seconds[owner, move] = np.where(lines.fits(near), lines.iteration(near, limits[owner]), np.inf)
+    seconds[owner, move] = pipelines.moved(partitions, owner, *pairs[owner, move].T, limits[owner])
     best = np.argmin(seconds, axis=1)
     moved = partitions.copy()
     source, target = pairs[every, best].T

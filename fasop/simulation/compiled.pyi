@@ -3,13 +3,27 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Floats, Integers
 
 Numbers = NDArray[np.intc]
 
 def ordered(lists: Sequence[Numbers], chunks: int) -> tuple[Numbers, int]: ...
 def ends(
     actions: Numbers, slots: int, compute: Floats, send: Floats, start: Floats, busy: Floats, link: Numbers | None
+) -> Floats: ...
+def moved(
+    actions: Numbers,
+    slots: int,
+    compute: Floats,
+    send: Floats,
+    start: Floats,
+    busy: Floats,
+    link: Numbers | None,
+    exposed: Floats,
+    embedding: Floats,
+    owner: Integers,
+    source: Integers,
+    target: Integers,
 ) -> Floats: ...
 def longest(
     actions: Numbers,

@@ -78,44 +78,36 @@ cdef enum:
     TOGETHER = 8
 
 
-cdef class _Times:
-    """The times of pipelines, as `ends` gets them."""
-
-    cdef const double[:, :, :] of_passes, of_sends, of_links
-    cdef const double[:, :] start
-    cdef int[:, ::1] link
-    cdef int stages, parts, queues
-
-    def __init__(self, compute, send, start, busy, link):
-        self.of_passes, self.of_sends, self.start, self.of_links = compute, send, start, busy
-        self.stages, self.parts, self.queues = self.start.shape[0], self.of_passes.shape[1], link is not None
-        self.link = np.zeros((2, self.stages), np.intc) if link is None else link
-
-
-cdef class _Pipeline(_Times):
+cdef class _Pipeline:
     """The times of one pipeline, and where its actions stand."""
 
+    cdef int stages, parts, queues
     cdef double[:, ::1] compute, send, busy
     cdef double[::1] now, messages, free
+    cdef int[:, ::1] link
 
-    def __init__(self, int slots, compute, send, start, busy, link):
-        super().__init__(compute, send, start, busy, link)
-        self.compute, self.send = np.empty((4, self.parts)), np.empty((2, self.stages))
-        self.busy = np.zeros((2, self.parts))
-        self.now, self.messages, self.free = np.empty(self.stages), np.zeros(slots), np.empty(2 * self.stages)
+    def __init__(self, int stages, int parts, int slots, link):
+        self.stages, self.parts, self.queues = stages, parts, link is not None
+        self.compute, self.send, self.busy = np.empty((4, parts)), np.empty((2, stages)), np.zeros((2, parts))
+        self.now, self.messages, self.free = np.empty(stages), np.zeros(slots), np.empty(2 * stages)
+        self.link = np.zeros((2, stages), np.intc) if link is None else link
 
-    cdef void load(self, Py_ssize_t column) noexcept:
+    cdef void load(
+        self, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
+        const double[:, :, :] busy, Py_ssize_t column,
+    ) noexcept:
         cdef int kind, at
         for kind in range(4):
             for at in range(self.parts):
-                self.compute[kind, at] = self.of_passes[kind, at, column]
+                self.compute[kind, at] = compute[kind, at, column]
         for kind in range(2):
             for at in range(self.stages):
-                self.send[kind, at] = self.of_sends[kind, at, column]
-            for at in range(self.parts if self.queues else 0):
-                self.busy[kind, at] = self.of_links[kind, at, column]
+                self.send[kind, at] = send[kind, at, column]
+            if self.queues:
+                for at in range(self.parts):
+                    self.busy[kind, at] = busy[kind, at, column]
         for at in range(self.stages):
-            self.now[at] = self.start[at, column]
+            self.now[at] = start[at, column]
         for at in range(2 * self.stages):
             self.free[at] = -INFINITY
 
@@ -152,35 +144,41 @@ cdef class _Pipeline(_Times):
             self.messages[actions[number, 4]] = begin + self.send[way, stage]
 
 
-cdef class _Together(_Times):
+cdef class _Together:
     """Several pipelines at once, which take hardly longer than one: [rows, TOGETHER] each."""
 
+    cdef int stages, parts, queues
     cdef double[:, ::1] compute, send, busy, now, messages, free
+    cdef int[:, ::1] link
 
-    def __init__(self, int slots, compute, send, start, busy, link):
-        super().__init__(compute, send, start, busy, link)
-        rows = 4 * self.parts, 2 * self.stages, 2 * self.parts, self.stages, slots, 2 * self.stages
+    def __init__(self, int stages, int parts, int slots, link):
+        self.stages, self.parts, self.queues = stages, parts, link is not None
         self.compute, self.send, self.busy, self.now, self.messages, self.free = (
-            np.zeros((count, TOGETHER)) for count in rows
+            np.zeros((rows, TOGETHER)) for rows in (4 * parts, 2 * stages, 2 * parts, stages, slots, 2 * stages)
         )
+        self.link = np.zeros((2, stages), np.intc) if link is None else link
 
-    cdef void load(self, Py_ssize_t first) noexcept:
-        """Those from the first one on; the last one repeatedly where fewer are left."""
-        cdef Py_ssize_t lane, column, last = self.start.shape[1] - 1
+    cdef void load(
+        self, Py_ssize_t lane, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
+        const double[:, :, :] busy, Py_ssize_t column,
+    ) noexcept:
         cdef int kind, at
-        for lane in range(TOGETHER):
-            column = min(first + lane, last)
-            for kind in range(4):
-                for at in range(self.parts):
-                    self.compute[kind * self.parts + at, lane] = self.of_passes[kind, at, column]
-            for kind in range(2):
-                for at in range(self.stages):
-                    self.send[kind * self.stages + at, lane] = self.of_sends[kind, at, column]
-                for at in range(self.parts if self.queues else 0):
-                    self.busy[kind * self.parts + at, lane] = self.of_links[kind, at, column]
+        for kind in range(4):
+            for at in range(self.parts):
+                self.compute[kind * self.parts + at, lane] = compute[kind, at, column]
+        for kind in range(2):
             for at in range(self.stages):
-                self.now[at, lane] = self.start[at, column]
-        self.free[:] = -INFINITY
+                self.send[kind * self.stages + at, lane] = send[kind, at, column]
+            for at in range(self.parts if self.queues else 0):
+                self.busy[kind * self.parts + at, lane] = busy[kind, at, column]
+        for at in range(self.stages):
+            self.now[at, lane] = start[at, column]
+
+    cdef void change(self, Py_ssize_t lane, const double[:, :, :] compute, int part, Py_ssize_t column) noexcept:
+        """What one part takes."""
+        cdef int kind
+        for kind in range(4):
+            self.compute[kind * self.parts + part, lane] = compute[kind, part, column]
 
     cdef void replay(self, const int[:, ::1] actions) noexcept:
         """As `_Pipeline.replay` does, without notes."""
@@ -192,6 +190,7 @@ cdef class _Together(_Times):
         cdef double *free
         cdef double *takes
         cdef double *holds
+        self.free[:] = -INFINITY
         for number in range(actions.shape[0]):
             kind, stage, part = actions[number, 0], actions[number, 1], actions[number, 2]
             here, takes = &self.now[stage, 0], &self.compute[kind * self.parts + part, 0]
@@ -217,7 +216,10 @@ cdef class _Together(_Times):
                 other[lane] = begin + takes[lane]
 
 
-def ends(const int[:, ::1] actions, int slots, compute, send, start, busy, link):
+def ends(
+    const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
+    const double[:, :] start, const double[:, :, :] busy, link,
+):
     """[stages, pipelines]: when each stage has done its last action.
 
     Args:
@@ -228,22 +230,23 @@ def ends(const int[:, ::1] actions, int slots, compute, send, start, busy, link)
         busy: [2, parts, pipelines]: for how long a message occupies its link.
         link: [2, stages]: the number of the link of a stage's messages; None where none waits for a link.
     """
-    cdef int stages = start.shape[0], stage
+    cdef int stages = start.shape[0], parts = compute.shape[1], stage
     cdef Py_ssize_t column, lane, pipelines = start.shape[1]
     cdef double[:, ::1] found = np.empty((stages, pipelines))
     cdef unsigned char[::1] nothing
     cdef _Pipeline one
     cdef _Together some
     if pipelines < 3:
-        one, nothing = _Pipeline(slots, compute, send, start, busy, link), np.empty(0, np.uint8)
+        one, nothing = _Pipeline(stages, parts, slots, link), np.empty(0, np.uint8)
         for column in range(pipelines):
-            one.load(column)
+            one.load(compute, send, start, busy, column)
             one.replay(actions, nothing, nothing)
             found[:, column] = one.now
         return np.asarray(found)
-    some = _Together(slots, compute, send, start, busy, link)
+    some = _Together(stages, parts, slots, link)
     for column in range(0, pipelines, TOGETHER):
-        some.load(column)
+        for lane in range(TOGETHER):
+            some.load(lane, compute, send, start, busy, min(column + lane, pipelines - 1))
         some.replay(actions)
         for stage in range(stages):
             for lane in range(min(TOGETHER, pipelines - column)):
@@ -251,22 +254,71 @@ def ends(const int[:, ::1] actions, int slots, compute, send, start, busy, link)
     return np.asarray(found)
 
 
+def moved(
+    const int[:, ::1] actions, int slots, const double[:, :, :, :] compute, const double[:, :, :] send,
+    const double[:, :, :] start, const double[:, :, :] busy, link, const double[:, :, :] exposed,
+    const double[:] embedding, const long[:] owner, const long[:] source, const long[:] target,
+):
+    """[moves]: seconds of an iteration of pipeline `owner` with one layer more in part `target`, of `source`.
+
+    Args:
+        compute: [3, kinds, parts, pipelines]: with a layer less in each part, with its layers, and with one more.
+        start, exposed: [3, stages, pipelines]: likewise of stages; `exposed` is what follows on their last action.
+        embedding: [pipelines]: what follows on that of the first and the last stage.
+
+    The rest is as for `ends`.
+    """
+    cdef int stages = start.shape[1], parts = compute.shape[2], stage, off, onto, changed
+    cdef Py_ssize_t move, lane, number, column, before, moves = owner.shape[0]
+    cdef _Together some = _Together(stages, parts, slots, link)
+    cdef double own, last, ends
+    cdef double[::1] found = np.empty(moves)
+    for move in range(0, moves, TOGETHER):
+        for lane in range(TOGETHER):
+            number, before = min(move + lane, moves - 1), move + lane - TOGETHER
+            column, off, onto = owner[number], source[number] % stages, target[number] % stages
+            if move and owner[before] == column:
+                some.change(lane, compute[1], source[before], column)
+                some.change(lane, compute[1], target[before], column)
+                for stage in range(stages):
+                    some.now[stage, lane] = start[1, stage, column]
+            else:
+                some.load(lane, compute[1], send, start[1], busy, column)
+            some.change(lane, compute[0], source[number], column)
+            some.change(lane, compute[2], target[number], column)
+            if off != onto:
+                some.now[off, lane], some.now[onto, lane] = start[0, off, column], start[2, onto, column]
+        some.replay(actions)
+        for lane in range(min(TOGETHER, moves - move)):
+            number = move + lane
+            column, off, onto = owner[number], source[number] % stages, target[number] % stages
+            last, ends = -INFINITY, -INFINITY
+            for stage in range(stages):
+                changed = 1 if off == onto else 0 if stage == off else 2 if stage == onto else 1
+                own = some.now[stage, lane] + exposed[changed, stage, column]
+                last = max(last, own)
+                if stage == 0 or stage == stages - 1:
+                    ends = max(ends, own)
+            found[number] = max(last, ends + embedding[column])
+    return np.asarray(found)
+
+
 def longest(
-    const int[:, ::1] actions, int slots, compute, send, start, busy, link, const double[:, :] after,
-    const double[::1] shares,
+    const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
+    const double[:, :] start, const double[:, :, :] busy, link, const double[:, :] after, const double[::1] shares,
 ):
     """What `vectorised.Longest` has, in its order. `after` [stages, pipelines] comes after a stage's last action, and
     `shares` [kinds] is what part of a pass a kind is; the rest as for `ends`."""
-    cdef _Pipeline one = _Pipeline(slots, compute, send, start, busy, link)
-    cdef int stages = one.stages, parts = one.parts, stage, kind, way, last
-    cdef Py_ssize_t column, number, pipelines = one.start.shape[1]
+    cdef int stages = start.shape[0], parts = compute.shape[1], stage, kind, way, last
+    cdef Py_ssize_t column, number, pipelines = start.shape[1]
+    cdef _Pipeline one = _Pipeline(stages, parts, slots, link)
     cdef unsigned char[::1] waited = np.zeros(len(actions), np.uint8), queued = np.zeros(len(actions), np.uint8)
     cdef double[:, :, ::1] passes = np.zeros((2, parts, pipelines))
     cdef double[:, ::1] begun = np.empty((stages, pipelines)), end = np.zeros((stages, pipelines))
     cdef double[::1] total = np.empty(pipelines), here = np.empty(stages), behind = np.empty(2 * stages)
     cdef double sent, on_path
     for column in range(pipelines):
-        one.load(column)
+        one.load(compute, send, start, busy, column)
         one.replay(actions, waited, queued)
         last = 0
         for stage in range(stages):

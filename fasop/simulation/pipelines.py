@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
+from fasop.simulation import vectorised
 from fasop.simulation.linear import BackwardMessages, Hidden, LayerOrder, Layers, Linear
 from fasop.simulation.loaded import PartitionedPipelines, Parts
 from fasop.simulation.vectorised import Times, Traffic
@@ -137,9 +138,13 @@ class Pipelines:
             of_parts = (self.shares * self.counted(layers)).sum(axis=1)
             of_stages = of_parts.reshape(len(of_parts), -1, self.stages, layers.shape[1]).sum(axis=1)
             return np.asarray(np.all(of_stages <= FULL, axis=(0, 1)))
-        fitting: NDArray[np.bool_] = np.all(self.held(layers) <= self.capacity, axis=0)
-        if self.shares is not None:
-            taken = (self.shares * layers).reshape(len(self.shares), -1, self.stages, layers.shape[1]).sum(axis=1)
+        return self._fitting(layers, self.capacity, self.shares)
+
+    def _fitting(self, layers: Integers, capacity: Integers, shares: Floats | None) -> NDArray[np.bool_]:
+        """`fits`, where layers are alike."""
+        fitting: NDArray[np.bool_] = np.all(self.held(layers) <= capacity, axis=0)
+        if shares is not None:
+            taken = (shares * layers).reshape(len(shares), -1, self.stages, layers.shape[1]).sum(axis=1)
             fitting &= np.all(taken <= FULL, axis=(0, 1))
         return fitting
 
@@ -180,6 +185,42 @@ class Pipelines:
             return [lines.loaded(layers[..., of]).iteration(None if limit is None else limit[of])]
 
         return self.of_slowest_replicas(seconds)[0]
+
+    def moved(self, layers: Integers, owner: Integers, source: Integers, target: Integers, limit: Floats) -> Floats:
+        """[moves]: seconds of an iteration of pipeline `owner` once one of its `layers` has gone from part `source`,
+        which has one, to `target`, whose stage has room; infinite where that does not fit. Limits are as in `iteration`.
+        """
+        near, many = layers[:, owner], np.arange(len(owner))
+        near[source, many] -= 1
+        near[target, many] += 1
+        built = hasattr(vectorised.compiled, "moved")  # not without a compiler, nor by an earlier version
+        if not built or self.order is not None or self.blocking:
+            lines = self.take(owner)
+            return np.where(lines.fits(near), lines.iteration(near, limit), np.inf)
+
+        def seconds(lines: Pipelines, of: Columns, own: Integers, moves: Columns) -> Floats:
+            changes, held = (-1, 0, 1), lines.held(layers[..., of])
+            loaded = [lines.loaded(layers[..., of] + more) for more in changes]
+            starts = [lines.optimizer.of(held + more) for more in changes]
+            some = vectorised.Moved(
+                times=[one.times._replace(start=start) for one, start in zip(loaded, starts, strict=True)],
+                traffic=loaded[1].traffic,
+                exposed=np.array([lines.exposed(held + more) for more in changes]),
+                embedding=lines.embedding,
+            )
+            return vectorised.iterations(
+                lines.schedule, lines.micro_batches, some, (own, source[moves], target[moves]), limit[moves]
+            )
+
+        found = seconds(self, slice(None), owner, slice(None))
+        if self.replicas:
+            found[np.isin(owner, np.concatenate([one.of for one in self.replicas]))] = 0.0
+        for one in self.replicas:
+            own, moves = one.those_of(owner)
+            np.maximum.at(found, moves, seconds(one.lines, one.of, own, moves))
+        if self.shares is not None:
+            found[~self._fitting(near, self.capacity[:, owner], self.shares[..., owner])] = np.inf
+        return found
 
     def parts(self, layers: Layers) -> Parts:
         """Where the time of such an iteration goes."""
@@ -302,11 +343,16 @@ class HeterogeneousReplicas:
 
     def take(self, columns: Integers) -> HeterogeneousReplicas:
         """Those of so many of the pipelines, which are numbered anew."""
+        own, of = self.those_of(columns)
+        return HeterogeneousReplicas(lines=self.lines.take(own), of=of)
+
+    def those_of(self, columns: Integers) -> tuple[Integers, Integers]:
+        """The numbers of `lines` that are replicas of so many pipelines, and the places of these in `columns`."""
         first = np.searchsorted(self.of, columns)
         counts = np.searchsorted(self.of, columns, side="right") - first
         begins = np.cumsum(counts) - counts
-        own = np.repeat(first - begins, counts) + np.arange(counts.sum())
-        return HeterogeneousReplicas(lines=self.lines.take(own), of=np.repeat(np.arange(len(columns)), counts))
+        own: Integers = np.repeat(first - begins, counts) + np.arange(counts.sum())
+        return own, np.repeat(np.arange(len(columns)), counts)
 
 
 def joined(several: Sequence[Pipelines]) -> Pipelines:

@@ -11,7 +11,7 @@ Where `fasop.simulation.compiled` was built, it does the same in much less time,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -164,6 +164,46 @@ def _ends(schedule: Schedule, micro_batches: int, times: Times, traffic: Traffic
         begin = done if links is None else links.begin(kind, stages, parts, done, begins[stages])
         np.add(begin, send[kind][stages], out=messages[writes])
     return now
+
+
+class Moved(NamedTuple):
+    """Pipelines of which a layer goes from one part to another, one after another."""
+
+    times: Sequence[Times]
+    """With a layer less in each part and stage, with their layers, and with one more; messages take the same."""
+    traffic: Traffic
+    exposed: Floats
+    """[3, stages, pipelines]: what follows on a stage's last action, likewise."""
+    embedding: Floats
+    """[pipelines]: what follows on that of the first and the last stage, then."""
+
+
+def iterations(
+    schedule: Schedule, micro_batches: int, lines: Moved, moves: Sequence[NDArray[np.int64]], limit: Floats
+) -> Floats:
+    """[moves]: seconds of iterations, by the compiled loops; what is not below its `limit` may come out too low, but not
+    below the limit.
+
+    Args:
+        moves: of which pipeline a layer goes from which part to which part.
+    """
+    now, owner = lines.times[1], moves[0]
+    least = now._replace(**{name: np.min([getattr(one, name) for one in lines.times], axis=0) for name in now._fields})
+    queues = may_queue(schedule, least, lines.traffic)
+
+    def seconds(links: _Links | None, some: NDArray[np.int64] | slice) -> Floats:
+        every = [_compiled(schedule, micro_batches, times, links) for times in lines.times]
+        actions, slots, _, send, _, busy, link = every[1]
+        compute, start = np.array([one[2] for one in every]), np.array([times.start for times in lines.times])
+        of_moves = [number[some] for number in moves]
+        return compiled.moved(
+            actions, slots, compute, send, start, busy, link, lines.exposed, lines.embedding, *of_moves
+        )
+
+    found = seconds(None, slice(None))
+    if (some := np.nonzero(queues[owner] & (found < limit))[0]).size:
+        found[some] = seconds(_Links(now, lines.traffic), some)
+    return found
 
 
 class _Links:

@@ -53,8 +53,6 @@ class Looked:
 class _Option(NamedTuple):
     """One option of a row; of two, the one that is looked at first is less."""
 
-    elsewhere: bool
-    """Whether its node order is not the one of the best plan."""
     later: bool
     """Whether it has a sibling with a sharded optimizer, which takes less time and less memory."""
     bound: float
@@ -95,32 +93,35 @@ def explore_stages(
     if why_not(training, sets[0], choices, effort):
         return None
     nodes = [StagedPlans(training, kinds, choices, effort.layouts) for kinds in sets]
-    rows, least = list[Row](), math.inf
-    for number, some in enumerate(nodes):
-        for found in some.rows(number, partial(keep.worth, some.kinds)) if some.wanted else ():
-            rows += found.every
-            least = min(least, found.least)
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
-    work, left = 0, 0
+    work, left, least = 0, 0, math.inf
     closing = Closing(min((plan.total for plan in keep.plans), default=math.inf), effort)
-    for option in sorted(_options(nodes, rows, first)):
-        build = partial(nodes[option.row.kinds].candidate, option.row, option.number)
-        if option.bound > closing.fastest:
-            least = min(least, option.bound)
-            continue
-        if work > effort.work or time.process_time() > until:
-            closing.put_off(option.bound, build)
-            left += 1
-            continue
-        one = build()
-        work += BUILT
-        one.rule_out(closing.fastest)
-        if one.bound > closing.fastest:
-            least = min(least, one.bound)
-            continue
-        partition, seconds, steps = one.search(NEAR * closing.fastest)
-        work += steps
-        closing.add(one, partition, seconds)
+    for elsewhere in (False, True):  # what is found in the order of the best plan leaves out most of the others
+        rows = list[Row]()
+        for number, some in enumerate(nodes):
+            names = ([node.name for node in order] for order in some.orders)
+            orders = [order for order, own in enumerate(names) if (own != first) == elsewhere]
+            for found in some.rows(number, orders, lambda bounds: bounds <= closing.fastest):
+                rows += found.every
+                least = min(least, found.least)
+        for option in sorted(_options(nodes, rows)):
+            build = partial(nodes[option.row.kinds].candidate, option.row, option.number)
+            if option.bound > closing.fastest:
+                least = min(least, option.bound)
+                continue
+            if work > effort.work or time.process_time() > until:
+                closing.put_off(option.bound, build)
+                left += 1
+                continue
+            one = build()
+            work += BUILT
+            one.rule_out(closing.fastest)
+            if one.bound > closing.fastest:
+                least = min(least, one.bound)
+                continue
+            partition, seconds, steps = one.search(NEAR * closing.fastest)
+            work += steps
+            closing.add(one, partition, seconds)
     least = min(least, closing.run(until))
     keep.add([one.plan(partition) for one, partition in closing.best])
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
@@ -143,11 +144,9 @@ def explore_stages(
     )
 
 
-def _options(nodes: Sequence[StagedPlans], rows: Sequence[Row], first: Sequence[str]) -> Iterator[_Option]:
-    """All options of rows; those in the node order `first` are the first ones."""
+def _options(nodes: Sequence[StagedPlans], rows: Sequence[Row]) -> Iterator[_Option]:
+    """All options of rows."""
     for row in rows:
-        some = nodes[row.kinds]
-        elsewhere = [node.name for node in some.orders[row.order]] != first
-        shares = [some.options[number].parallel.sharded_optimizer for number in row.numbers]
+        shares = [nodes[row.kinds].options[number].parallel.sharded_optimizer for number in row.numbers]
         for number, shared in zip(row.numbers, shares, strict=True):
-            yield _Option(elsewhere, any(shares) and not shared, row.of_sharded if shared else row.bound, row, number)
+            yield _Option(any(shares) and not shared, row.of_sharded if shared else row.bound, row, number)

@@ -118,8 +118,9 @@ class StagedPlans:
                         if not variant.sequence_parallel or training.model.sequence_length % max(self.tensors) == 0:
                             yield replace(training, parallel=replace(variant, tensor=1, data=1))
 
-    def rows(self, number: int, worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[Rows]:
-        """Those that are worth it, by their bounds, and for each group of options and order the least of the others."""
+    def rows(self, number: int, orders: Sequence[int], worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[Rows]:
+        """Those of some node orders that are worth it, by their bounds, and for each group of options and order the
+        least of the others."""
         batch, groups = self._training.parallel.global_batch_size, dict[_Costs, list[int]]()
         for option, one in enumerate(self.options):
             groups.setdefault(_Costs.of(one.parallel), []).append(option)
@@ -130,9 +131,11 @@ class StagedPlans:
             self.works[costs[:2]] = self.works.get(costs[:2]) or Work(one, self.kinds, self.tensors)
             every.append((costs, tuple(numbers), one, int(min(first)), int(max(first))))
         inside = {
-            gpus: self.many.inside_nodes(gpus) for gpus in {tuple(n.gpus for n in nodes) for nodes in self.orders}
+            gpus: self.many.inside_nodes(gpus)
+            for gpus in {tuple(node.gpus for node in self.orders[order]) for order in orders}
         }
-        for (order, nodes), (low, high) in product(enumerate(self.orders), pairwise(STAGES)):
+        for order, (low, high) in product(orders, pairwise(STAGES)):
+            nodes = self.orders[order]
             fits = inside[tuple(node.gpus for node in nodes)]
             some = np.nonzero(fits & (self.many.last >= low) & (self.many.last < high))[0]
             placed, most = PlacedLayouts(self.many.take(some), nodes, self.names), self.many.replicas[some].max(axis=1)
