@@ -227,7 +227,8 @@ def _tried(
         return partitions, np.full(len(every), np.inf)
     owner, move = np.nonzero(promising)
     seconds = np.full(promising.shape, np.inf)
-    seconds[owner, move] = pipelines.moved(partitions, owner, *pairs[owner, move].T, limits[owner])
+    source, target = pairs[owner, move].T
+    seconds[owner, move] = pipelines.moved(partitions, owner, source, target, limits[owner])
     best = np.argmin(seconds, axis=1)
     moved = partitions.copy()
     source, target = pairs[every, best].T

@@ -188,13 +188,13 @@ class Pipelines:
 
     def moved(self, layers: Integers, owner: Integers, source: Integers, target: Integers, limit: Floats) -> Floats:
         """[moves]: seconds of an iteration of pipeline `owner` once one of its `layers` has gone from part `source`,
-        which has one, to `target`, whose stage has room; infinite where that does not fit. Limits are as in `iteration`.
+        which has one, to `target`, whose stage has room; infinite where that does not fit. For `limit` see
+        `iteration`.
         """
         near, many = layers[:, owner], np.arange(len(owner))
         near[source, many] -= 1
         near[target, many] += 1
-        built = hasattr(vectorised.compiled, "moved")  # not without a compiler, nor by an earlier version
-        if not built or self.order is not None or self.blocking:
+        if not vectorised.can_move() or self.order is not None or self.blocking:
             lines = self.take(owner)
             return np.where(lines.fits(near), lines.iteration(near, limit), np.inf)
 

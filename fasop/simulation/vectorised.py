@@ -178,11 +178,16 @@ class Moved(NamedTuple):
     """[pipelines]: what follows on that of the first and the last stage, then."""
 
 
+def can_move() -> bool:
+    """Whether compiled loops move layers: not where there was no compiler, nor where an earlier version was built."""
+    return hasattr(compiled, "moved")
+
+
 def iterations(
     schedule: Schedule, micro_batches: int, lines: Moved, moves: Sequence[NDArray[np.int64]], limit: Floats
 ) -> Floats:
-    """[moves]: seconds of iterations, by the compiled loops; what is not below its `limit` may come out too low, but not
-    below the limit.
+    """[moves]: seconds of iterations, by the compiled loops if these `can_move`. What is not below its `limit` may come
+    out too low, but not below the limit.
 
     Args:
         moves: of which pipeline a layer goes from which part to which part.
