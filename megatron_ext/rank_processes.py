@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
@@ -23,7 +24,7 @@ from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.worker import AGENT, SAVED, die_with_parent, start_of_run
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.interruption import Interrupted
-from megatron_ext.timeline import usage
+from megatron_ext.timeline import flight, usage
 from megatron_ext.timeline.progress import STOPPED, Board
 from megatron_ext.timeline.stacks import Stacks
 
@@ -39,6 +40,8 @@ def report_killed(plan: Plan, place: Place, signum: int, kernel_kills: int, at: 
     """`at` is where in Python a fault of the rank's own has killed it."""
     name = signal.Signals(signum).name
     message = f"killed by {name}{f' in {at}' if at else ''}{_hint(plan, signum, kernel_kills)}"
+    if _by_watchdog(plan, signum) and (told := flight.of_file(_recording(plan, place.rank))):
+        message += f" (its flight recorder: {told})"
     print(f"[{place}] error: {message}", file=sys.stderr, flush=True)
     _report_as(plan, place, KILLED, message, "", symptom=_by_watchdog(plan, signum))
 
@@ -55,6 +58,11 @@ def _hint(plan: Plan, signum: int, kernel_kills: int) -> str:
     if kernel_kills:
         return f": out of memory: since the ranks started, the kernel has killed {kernel_kills} on this node for that"
     return ": by somebody, or by the kernel because memory ran out"
+
+
+def _recording(plan: Plan, rank: object) -> Path:
+    """What torch's flight recorder writes of a rank; its prefix for all of them with the empty text."""
+    return plan.files.rank_error(0).with_name(f"flight-{rank}")
 
 
 def _by_watchdog(plan: Plan, signum: int) -> bool:
@@ -124,9 +132,12 @@ class Ranks:
     def start(self) -> None:
         """Forks every rank. What an earlier start of the run left behind of errors is no longer true."""
         parent = os.getpid()
+        if self._plan.device == "cuda":
+            flight.record(_recording(self._plan, ""))
         gc.freeze()  # a rank's garbage collection would write to, and so copy, all memory that it shares with us
         for place in self._places:
-            self._plan.files.rank_error(place.rank).unlink(missing_ok=True)
+            for path in (self._plan.files.rank_error(place.rank), _recording(self._plan, place.rank)):
+                path.unlink(missing_ok=True)
             pid = os.fork()
             if pid == 0:
                 self._board.take(place.rank)

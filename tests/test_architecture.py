@@ -288,13 +288,15 @@ def names_in(file: str) -> set[str]:
 
 MEGATRONS = "megatron_ext/checkpoints/foreign/torch_dist.py"
 """Reads and writes what Megatron-Core pickles; it calls nothing that a pickle names (test_torch_dist)."""
+RECORDINGS = "megatron_ext/timeline/flight.py"
+"""Reads what torch's flight recorder pickles, in the same way (test_flight)."""
 
 
 def test_nothing_that_a_rank_sends_or_reads_is_pickled() -> None:
     """Whoever can write a pickle runs any code in the process that loads it."""
     pickles = {*PICKLES, "torch.load", "torch.save"}
     found = {(file, name) for file in RANK_FILES for name in names_in(file) & pickles}
-    assert found == {(MEGATRONS, "pickle"), (MEGATRONS, "torch.save")}
+    assert found == {(MEGATRONS, "pickle"), (MEGATRONS, "torch.save"), (RECORDINGS, "pickle")}
 
 
 def test_nothing_that_starts_or_looks_at_a_run_is_unpickled() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -390,6 +391,9 @@ def test_what_nccls_watchdog_ended_is_a_symptom(engine_run: Callable[..., Engine
 
     def job(_plan: Plan, place: Place, _store: Store) -> None:
         if place.rank == 1:
+            recorded = {"process_group": ("0",), "profiling_name": "nccl:all_reduce", "collective_seq_id": 5}
+            recorded |= {"retired": False, "state": "started", "is_p2p": False}
+            Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}1").write_bytes(pickle.dumps({"entries": [recorded]}))
             faulthandler.disable()  # pytest's
             os.abort()
         time.sleep(60)
@@ -401,3 +405,4 @@ def test_what_nccls_watchdog_ended_is_a_symptom(engine_run: Callable[..., Engine
     (error,) = run.errors()
     assert (error["rank"], error["symptom"]) == (1, True)
     assert "SIGABRT: by torch's watchdog of NCCL" in error["message"]
+    assert "flight recorder: nccl:all_reduce number 5 of group 0, started, has not ended" in error["message"]
