@@ -1,8 +1,8 @@
 """python -m benchmarks.transformers_memory [FAMILY …]: memory of models of transformers as predicted, and as given out.
 
 No GPU is needed: ranks train with the CUDA build of torch under the tests' stand-in for CUDA (`benchmarks.gpu_counts`
-says how to get it), whose allocator is torch's own. Two models of each family with sizes drawn at random, which are
-those of tests/cuda/test_memory.py. Prints a row of docs/accuracy.md for each.
+says how to get it), whose allocator is torch's own. Two models of each family with sizes drawn at random, and one of
+which adapters alone are trained, as in tests/cuda/test_memory.py. Prints a row of docs/accuracy.md for each.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import transformers
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from benchmarks.gpu_counts import DOCUMENTS, TOKENS, Counter, words_of
+from benchmarks.gpu_counts import Counter, words_of
 from conf.compose import compose
 from fasop.simulation.predict import predict
 from launch.commands.launching.preflight import with_length
-from megatron_ext.data.indexed_dataset import write_indexed
-from tests.cuda.test_memory import MIB, drawn
+from tests.cuda.test_memory import ADAPTERS_FROM, MIB, prepared
 from tests.megatron_ext.families.test_huggingface import NAMED
 
 BESIDE = ("fragments", "communicators", "context")
@@ -32,19 +27,10 @@ BESIDE = ("fragments", "communicators", "context")
 
 def row(kind: str, number: int, folder: Path) -> str:
     """The table's row of one model: of each stage the rank whose prediction is furthest off."""
-    sizes, precision, case = drawn(kind, number)
-    family: Any = CONFIG_MAPPING[kind]
-    usual = family().to_dict()
-    config = family(**{key: value for key, value in sizes.items() if key in usual})
-    file = folder / "config.json"
-    file.write_text(json.dumps({**config.to_dict(), "model_type": kind}, default=str))
-    case = replace(case, model=("model=huggingface", f"model.config={file}", *case.model))
-    tokens = np.random.default_rng(0).integers(3, config.vocab_size, DOCUMENTS * TOKENS, dtype=np.uint16)
-    write_indexed(folder / "data", np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
-    counter = Counter(folder)
-    run = counter.run_of(case, *precision)
+    (case, chosen), counter = prepared(kind, number, folder), Counter(folder)
+    run = counter.run_of(case, *chosen)
     counter.ours(run, case.gpus, BESIDE=str(Path(transformers.__file__).parents[1]))
-    words = [*words_of(case), *precision, f"data.prefix={run.plan.data_prefix}"]
+    words = [*words_of(case), *chosen, f"data.prefix={run.plan.data_prefix}"]
     predicted = []
     for stage in predict(with_length(compose(words))).stages:
         parts = {name: amount.of(sum(stage.layers)) / MIB for name, amount in stage.memory.by_term().items()}
@@ -56,7 +42,8 @@ def row(kind: str, number: int, folder: Path) -> str:
         error = predicted[place.stage] / given - 1
         found[place.stage] = max(found.get(place.stage, (0.0, 0.0)), (given, error), key=lambda one: abs(one[1]))
     cells = [
-        *(kind, f"{run.plan.pipeline} x {run.plan.tensor}", precision[0].rpartition("=")[2]),
+        *(kind, f"{run.plan.pipeline} x {run.plan.tensor}", chosen[0].rpartition("=")[2]),
+        "yes" if number >= ADAPTERS_FROM else "no",
         "yes" if "recompute=full" in case.words else "no",
         ", ".join(f"{given:.0f}" for given, _ in found.values()),
         ", ".join(f"{error:+.1%}" for _, error in found.values()),
@@ -66,7 +53,7 @@ def row(kind: str, number: int, folder: Path) -> str:
 
 def main() -> None:
     for kind in sys.argv[1:] or NAMED:
-        for number in range(2):
+        for number in range(ADAPTERS_FROM + 1):
             with tempfile.TemporaryDirectory() as folder:
                 print(row(kind, number, Path(folder)), flush=True)
 

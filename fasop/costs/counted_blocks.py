@@ -8,30 +8,34 @@ from typing import Any
 
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
+from conf.schema.train import Adapters
 from conf.torch_answers import ERROR, FAILED, answer, has_transformers
-from fasop.costs.measured_module import LOSS, BlockCounts, MeasuredBlock, MeasuredModule, MeasuredWire, Sums
+from fasop.costs.measured_module import LOSS, BlockCounts, MeasuredBlock, MeasuredModule, MeasuredWire, PassCounts
 from fasop.errors import SearchError
 
 COUNTER = "megatron_ext.memory"
 
 
 def counted(
-    model: Model, precision: Precision, tensors: Sequence[int], sizes: Sequence[int]
+    model: Model, precision: Precision, adapters: Adapters | None, tensors: Sequence[int], sizes: Sequence[int]
 ) -> tuple[list[MeasuredModule], dict[int, str]]:
-    """The model as a rank of a tensor group of each of these sizes has it, with micro-batches of these `sizes`; and why
-    it cannot have the others.
+    """The model as a rank of a tensor group of each of these sizes has it, with micro-batches of these `sizes`, where
+    `adapters` alone are trained if there are any; and why it cannot have the others.
 
     Raises:
         SearchError: torch or transformers is not here, or the model cannot be cut so.
     """
     digest = digest_of(model)
-    train = {"seed": 1, "precision": str(precision)}
+    rank, targets = adapters or (None, None)
+    train = {"seed": 1, "precision": str(precision), "lora_rank": rank, "lora_targets": targets}
     request = {"model": asdict(model.sized(1)), "train": train, "sizes": [*sizes], "tensors": [*tensors]}
     found = answer(COUNTER, request, digest)
     if ERROR in found and has_transformers():
         raise SearchError(f"{model.said}: {found[ERROR]}")
     if why := found.get(ERROR, found.get(FAILED)):
         measure = f"measure its blocks with 'tdpp profile {model.said} profile=NAME', and add profile=NAME"
+        if adapters is not None:
+            measure = "a prediction of adapters needs torch and transformers: pip install 'tdpp[huggingface]'"
         raise SearchError(f"{model.said}: the memory of its blocks cannot be counted here: {why}; {measure}")
     modules = [_of_rank(model, digest, int(tensor), one) for tensor, one in found["tensors"].items()]
     return modules, {int(tensor): why for tensor, why in found["refused"].items()}
@@ -44,12 +48,11 @@ def _of_rank(model: Model, digest: str, tensor: int, found: Mapping[str, Any]) -
     def of(key: str, number: int) -> tuple[int, ...]:
         return tuple(values[number] for values in by_name[key])
 
-    def work(number: int, which: int) -> tuple[int, ...]:
-        return tuple(values[number][which] for values in by_name["work"])
-
-    def sums(number: int, which: int) -> Sums:
-        of_sizes = [values[number][which : which + 2] for values in by_name["sums"]]
-        return Sums(count=of_sizes[0][0], bytes=tuple(size for _, size in of_sizes))
+    def passed(number: int, way: str) -> PassCounts:
+        operations, traffic, kernels, sums, sum_bytes = zip(*(values[number] for values in by_name[way]), strict=True)
+        return PassCounts(
+            operations=operations, traffic=traffic, kernels=max(kernels), sums=sums[0], sum_bytes=sum_bytes
+        )
 
     return MeasuredModule(
         model,
@@ -67,11 +70,8 @@ def _of_rank(model: Model, digest: str, tensor: int, found: Mapping[str, Any]) -
                     passing=of("passing", number),
                     passing_again=of("passing_again", number),
                     dropped=of("dropped", number),
-                    operations=work(number, 0),
-                    traffic=work(number, 1),
-                    kernels=max(work(number, 2)),
-                    forward=sums(number, 0),
-                    backward=sums(number, 2),
+                    forward=passed(number, "forward"),
+                    backward=passed(number, "backward"),
                 ),
             )
             for number, block in enumerate(blocks)

@@ -23,7 +23,8 @@ def with_known_blocks(training: Training, kinds: Sequence[NodeKind], tensors: Se
     """The same, whose model is a `MeasuredModule` if it is a user's module, or of another family that is measured; with
     what ranks have in tensor groups of these sizes, as far as the model can have such groups.
 
-    What no profile knows of a model of transformers is counted without a GPU.
+    What no profile knows of a model of transformers is counted without a GPU. A profile has the times of a training of
+    all weights: those of adapters follow from them.
 
     Raises:
         SearchError: a GPU's profile does not know the module as it is now, or not in this number format; or it cannot
@@ -36,15 +37,21 @@ def with_known_blocks(training: Training, kinds: Sequence[NodeKind], tensors: Se
         return replace(training, model=measured(model, training.precision, kinds))
     wanted = sorted({1, *tensors, *parallel.layout.tensors})
     sizes = tuple(sorted({*COUNTED, parallel.micro_batch_size}))
+    adapters = training.adapters
     if not _in_any_profile(kinds, model):
-        return replace(training, model=in_groups(*counted(model, training.precision, wanted, sizes)))
+        return replace(training, model=in_groups(*counted(model, training.precision, adapters, wanted, sizes)))
     known = measured(model, training.precision, kinds)
-    if wanted != [1] and has_transformers():
-        (alone, *others), refused = counted(model, training.precision, wanted, sizes)
-        in_groups([known, *others], refused)
-        for one in others:
-            one.alone = alone
-    return replace(training, model=known)
+    if adapters is None and (wanted == [1] or not has_transformers()):
+        return replace(training, model=known)
+    found, refused = counted(model, training.precision, adapters, wanted, sizes)
+    alone = found[0]
+    if adapters is None:
+        found[0] = known
+    else:
+        (alone,), _ = counted(model, training.precision, None, [1], sizes)
+    for one in found:
+        one.alone = None if one is known else alone
+    return replace(training, model=in_groups(found, refused))
 
 
 def _in_any_profile(kinds: Sequence[NodeKind], model: Model) -> bool:

@@ -209,18 +209,24 @@ def _profiled(gpu: Gpu, points: Sequence[ModelCosts], training: Training) -> tup
 def _shared_out(
     gpu: Gpu, points: Sequence[ModelCosts], training: Training, alone: MeasuredModule, within: Link[float]
 ) -> Mapping[str, Time]:
-    """Estimate the times of a rank in a tensor group of a size that no profile has: those without a group, as much less
-    as what was counted takes by the GPU's peak rates, and the group's sums."""
+    """Estimate the times of a rank in a tensor group of a size that no profile has, or of one that trains adapters.
+
+    Those of all weights without a group, as much less as what was counted takes by the GPU's peak rates, and the
+    group's sums.
+    """
     model, batch = training.model, training.parallel.micro_batch_size
     assert isinstance(model, MeasuredModule)
     times, _ = _profiled(gpu, points, replace(training, parallel=replace(training.parallel, tensor=1)))
     whole, own = (work_of_counts(gpu, one, training.precision, batch) for one in (alone, model))
     sums = sums_of_counts(model, batch, within)
-    part = {name: own[name] / whole[name] if whole[name] else 1.0 for name in times}
+
+    def part(own: float, whole: float) -> float:
+        return own / whole if whole else 1.0
+
     return {
         name: Time(
-            forward=part[name] * time.forward + sums[name].forward,
-            backward=part[name] * time.backward + sums[name].backward,
+            forward=part(own[name].forward, whole[name].forward) * time.forward + sums[name].forward,
+            backward=part(own[name].backward, whole[name].backward) * time.backward + sums[name].backward,
         )
         for name, time in times.items()
     }

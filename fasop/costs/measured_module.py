@@ -14,12 +14,17 @@ LOSS = "loss()"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sums:
-    """All-reduces of a tensor group; a gathering counts as half of one."""
+class PassCounts:
+    """What a block's forward or backward pass computes and sends, by `MeasuredModule.sizes`."""
 
-    count: float = 0
-    bytes: tuple[float, ...] = ()
-    """Bytes of all of them, by `MeasuredModule.sizes`."""
+    operations: tuple[int, ...]
+    traffic: tuple[int, ...]
+    """Bytes that kernels read and write."""
+    kernels: int
+    sums: float = 0
+    """All-reduces of the tensor group; a gathering counts as half of one."""
+    sum_bytes: tuple[float, ...] = ()
+    """Bytes of all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +37,8 @@ class BlockCounts:
     """The same if it is computed again."""
     dropped: tuple[int, ...]
     """Bytes that it gives and that no block behind it keeps."""
-    operations: tuple[int, ...]
-    """Operations of its forward pass, of which the next two are, too."""
-    traffic: tuple[int, ...]
-    """Bytes that kernels read and write."""
-    kernels: int
-    forward: Sums = Sums()
-    backward: Sums = Sums()
+    forward: PassCounts
+    backward: PassCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class MeasuredModule(Model):
         self.refused: Mapping[int, str] = {}
         """Why the model cannot have tensor groups of other sizes."""
         self.alone: MeasuredModule | None = None
-        """The model as counted without a tensor group, where that in `groups` was measured."""
+        """All weights of the model trained without a tensor group, as counted, where that was measured."""
         self._by_name = {block.name: block for block in sequence}
 
     __eq__ = object.__eq__

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import hypot
 
 from conf.schema.experiment import Gpu, Model, Precision
-from fasop.costs.measured_module import MeasuredModule, Sums, between
+from fasop.costs.measured_module import MeasuredModule, PassCounts, between
 from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES
 from fasop.errors import SearchError
@@ -103,32 +103,40 @@ def roofline_of_counts(
         raise SearchError(model.refused.get(tensor, f"parallel.tensor={tensor} cannot be predicted for {model.said}"))
     works, sums = work_of_counts(gpu, model, precision, batch), sums_of_counts(model, batch, within)
     return {
-        name: Time(forward=work + sums[name].forward, backward=2 * work + sums[name].backward)
+        name: Time(forward=work.forward + sums[name].forward, backward=work.backward + sums[name].backward)
         for name, work in works.items()
     }
 
 
-def work_of_counts(gpu: Gpu, model: MeasuredModule, precision: Precision, batch: int) -> Mapping[str, float]:
-    """Estimate the seconds of the forward pass of each counted block, without sums of a tensor group."""
-    traffic, found = gpu.memory_gb_per_s * 1e9, {}
-    for block in model.sequence:
-        counts = block.counts
-        assert counts is not None, "what was measured has times"
+def work_of_counts(gpu: Gpu, model: MeasuredModule, precision: Precision, batch: int) -> Mapping[str, Time]:
+    """Estimate the seconds of the passes of each counted block, without sums of a tensor group."""
+    traffic = gpu.memory_gb_per_s * 1e9
+
+    def takes(counts: PassCounts) -> float:
         operations, moved = (between(model.sizes, of, batch) for of in (counts.operations, counts.traffic))
-        found[block.name] = hypot(max(operations / _rate(gpu, precision), moved / traffic), counts.kernels * START_S)
-    return found
+        return hypot(max(operations / _rate(gpu, precision), moved / traffic), counts.kernels * START_S)
+
+    return _of_passes(model, takes)
 
 
 def sums_of_counts(model: MeasuredModule, batch: int, within: Link[float]) -> Mapping[str, Time]:
     """Return the seconds of the sums of a tensor group in the passes of each counted block."""
     group = within.all_reduce(model.tensor)
 
-    def takes(sums: Sums) -> float:
-        size = between(model.sizes, sums.bytes, batch) if sums.count else 0.0
-        return sums.count * group.latency_s + size * group.s_per_byte
+    def takes(counts: PassCounts) -> float:
+        size = between(model.sizes, counts.sum_bytes, batch) if counts.sums else 0.0
+        return counts.sums * group.latency_s + size * group.s_per_byte
 
-    counted = [(block.name, block.counts) for block in model.sequence if block.counts is not None]
-    return {name: Time(forward=takes(of.forward), backward=takes(of.backward)) for name, of in counted}
+    return _of_passes(model, takes)
+
+
+def _of_passes(model: MeasuredModule, takes: Callable[[PassCounts], float]) -> Mapping[str, Time]:
+    """Return what each block's passes take."""
+    found = {}
+    for block in model.sequence:
+        assert block.counts is not None, "what was measured has times"
+        found[block.name] = Time(forward=takes(block.counts.forward), backward=takes(block.counts.backward))
+    return found
 
 
 def _rate(gpu: Gpu, precision: Precision) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
+from conf.schema.train import Adapters
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
@@ -35,6 +36,8 @@ class Training:
     meeting: Link[float] | None = None
     """Latency, and seconds for each byte of a rank's weights, until the islands have summed them, where this is one
     island by itself."""
+    adapters: Adapters | None = None
+    """`Train.adapters`."""
     in_streams: bool = False
     """Whether any replica has several streams."""
 
@@ -57,6 +60,7 @@ class Training:
             kept_values=experiment.train.kept_values,
             overlaps_optimizer=experiment.overlaps_optimizer,
             sync_every=every or 1,
+            adapters=experiment.train.adapters,
             in_streams=max(experiment.parallel.streams_of) > 1,
         )
 

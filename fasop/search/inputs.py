@@ -140,6 +140,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         engine=engine,
         kept_values=train.kept_values,
         sync_every=train.sync_every or 1,
+        adapters=train.adapters,
     )
     training = with_known_blocks(training, kinds, _tensor_sizes(kinds, given.get("tensor")))
     for size in given.get("tensor", ()):

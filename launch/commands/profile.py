@@ -234,7 +234,13 @@ def prepare(arguments: Arguments) -> Job:
     with_request = replace(
         experiment,
         cluster=replace(experiment.cluster, environment=environment),
-        train=replace(experiment.train, comm_timeout_s=max(waits_s, experiment.train.comm_timeout_s)),
+        train=replace(
+            experiment.train,
+            comm_timeout_s=max(waits_s, experiment.train.comm_timeout_s),
+            lora_rank=None,  # times of adapters follow from those of all weights
+            lora_alpha=None,
+            lora_targets=None,
+        ),
     )
     gpus = list(dict.fromkeys(group.gpu for group in cluster.groups.values()))
     wanted = arguments.profile

@@ -38,10 +38,11 @@ class Traced(NamedTuple):
     """At most at once in its forward or its backward pass, beside what it and those before it keep."""
     dropped: List[int]
     """What it gives, as far as the blocks behind it do not keep it."""
-    work: List[List[int]]
-    """Operations of its forward pass, bytes that kernels read and write, and kernels."""
-    sums: List[List[float]]
-    """All-reduces of the tensor group in a block's forward pass, and their bytes; the same of its backward pass."""
+    forward: List[List[float]]
+    """Operations of its forward pass, bytes that kernels read and write, and kernels; all-reduces of the tensor group,
+    and their bytes."""
+    backward: List[List[float]]
+    """The same of its backward pass."""
     always: int
     """What all blocks together hold, however many micro-batches there are, such as masks."""
     wires: Dict[str, int]
@@ -54,13 +55,14 @@ def counted(plan: Plan, sizes: Sequence[int], tensor: int) -> Dict[str, Any]:
     group = TensorGroup(tensor)
     plain, again = (task_of(replace(plan, recompute=way)) for way in (Recompute.none, Recompute.full))
     with META:
-        found = described(plain, group)
+        found = described(plain, group, DTYPES[plan.train.precision])
     columns: Dict[str, List[Any]] = {}
     for size in sizes:
         one, two = (traced(task, size, plan.train.precision, group) for task in (plain, again))
         for name, values in (
             *(("kept", one.kept), ("given", two.kept), ("passing", one.passing), ("passing_again", two.passing)),
-            *(("dropped", one.dropped), ("work", one.work), ("sums", one.sums), ("always", [one.always])),
+            *(("dropped", one.dropped), ("forward", one.forward), ("backward", one.backward)),
+            ("always", [one.always]),
             *(("crossing", crossing(plain, one.wires)), ("wires", [one.wires[name] for name in wires_of(plain)])),
         ):
             columns.setdefault(name, []).append(values)
@@ -108,10 +110,10 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
         live.begin(behind)
         loss = task.loss(outputs, micro, tensor)
         del outputs
-        kept, forward = live.kept(), dict(live.peaks)
+        kept, peaks = live.kept(), dict(live.peaks)
         dropped = [sum(size for one, size in of if one() is None) for of in given]
+        forward = _passed(live, messages, behind)
         live.peaks.clear()
-        live.counts_work = messages.forward = False
         live.begin(behind)
         backward({"loss": loss}, {})
         del loss
@@ -122,14 +124,22 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
     passing, there = [], sum(always)
     for number, size in enumerate(own):
         there += size
-        passing.append(max(0, forward.get(number, 0) - there, live.peaks.get(number, 0) - there))
-    work = [live.work.get(number, [0, 0, 0]) for number in range(behind + 1)]
-    sums = [messages.of.get(number, [0, 0, 0, 0]) for number in range(behind + 1)]
-    columns: List[List[Any]] = [own, passing, dropped, work, sums, always]
+        passing.append(max(0, peaks.get(number, 0) - there, live.peaks.get(number, 0) - there))
+    back = _passed(live, messages, behind)
+    columns: List[List[Any]] = [own, passing, dropped, forward, back, always]
     for of in columns:
         for number, other in repeated.like.items():
             of[number] = of[other]
-    return Traced(own, passing, [*dropped, 0], work, sums, sum(always), wires)
+    return Traced(own, passing, [*dropped, 0], forward, back, sum(always), wires)
+
+
+def _passed(live: LiveBytes, messages: _Sums, behind: int) -> List[List[float]]:
+    """What each block and the loss computed and sent since this was last asked for."""
+    numbers = range(behind + 1)
+    found = [[*live.work.get(one, (0, 0, 0)), *messages.of.get(one, (0.0, 0.0))] for one in numbers]
+    live.work.clear()
+    messages.of.clear()
+    return found
 
 
 class _Sums(Traffic):
@@ -139,7 +149,6 @@ class _Sums(Traffic):
         super().__init__()
         self._live = live
         self._ranks = ranks
-        self.forward = True
         self.of: Dict[int, List[float]] = {}
 
     def all_reduced(self, tensor: Tensor, group: Optional[dist.ProcessGroup], kind: str = "") -> None:
@@ -150,10 +159,9 @@ class _Sums(Traffic):
         self._note(0.5, size_of(own) * self._ranks / 2)
 
     def _note(self, count: float, size: float) -> None:
-        found = self.of.setdefault(self._live.part, [0, 0, 0, 0])
-        first = 0 if self.forward else 2
-        found[first] += count
-        found[first + 1] += size
+        found = self.of.setdefault(self._live.part, [0.0, 0.0])
+        found[0] += count
+        found[1] += size
 
 
 def _begins(live: LiveBytes, number: int, *_: Any) -> None:

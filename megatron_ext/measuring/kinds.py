@@ -69,7 +69,7 @@ class Kinds(OwnPasses):
 
     def module(self) -> Dict[str, object]:
         """What a profile says of the blocks, whatever the micro-batch."""
-        return described(self._task)
+        return described(self._task, TensorGroup(), DTYPES[self._precision])
 
     def sequence(self) -> Dict[str, List[int]]:
         """Bytes of a micro-batch: kept and given by each block, crossing behind so many of the counted ones, and of

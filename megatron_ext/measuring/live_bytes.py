@@ -33,8 +33,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peaks: Dict[int, int] = {}
         """The most that is there at once in each part since `begin`."""
         self.work: Dict[int, List[int]] = {}
-        """Operations of each part, bytes that kernels read and write, and kernels; while `counts_work`."""
-        self.counts_work = True
+        """Operations of each part, bytes that kernels read and write, and kernels."""
         self._storages: Dict[int, Any] = {}
 
     def begin(self, part: int) -> None:
@@ -59,7 +58,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = [one for one in made if one.is_meta and id(one.untyped_storage()) not in given]
         for one in made:
             self._note(one.untyped_storage())
-        if made and self.counts_work:
+        if made:
             work = self.work.setdefault(self.part, [0, 0, 0])
             formula = flop_registry.get(func.overloadpacket)
             work[0] += formula(*args, **kwargs, out_val=out) if formula is not None else 0

@@ -5,27 +5,28 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
+import torch
 from torch import Tensor, nn
 
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import block_of
+from megatron_ext.tasks.stage import untrained
 from megatron_ext.tasks.task import Block, Placement, Task, Tensors
 
-ALONE = TensorGroup()
 LOSS = "loss()"
 """The kind of the loss, which no class is called."""
 
 
-def described(task: Task, tensor: TensorGroup = ALONE) -> Dict[str, object]:
+def described(task: Task, tensor: TensorGroup, dtype: torch.dtype) -> Dict[str, object]:
     """What a profile says of a task's blocks, whatever the micro-batch (docs/formats.md), as a rank of a tensor group
-    has them."""
+    has them in the model's number format."""
     owners: Dict[str, Set[str]] = {}
     for copy, owner in task.tied.items():
         owners.setdefault(owner, set()).update(block_of(task.blocks, name).name for name in (owner, copy))
     blocks, tied_parameters = [], 0
     for block in task.blocks:  # one after another: all of them may be more than a machine has room for
         module = block.make(tensor)
-        blocks.append(_described(block, module))
+        blocks.append(_described(block, module, dtype))
         named = module.named_parameters()
         tied_parameters += sum(one.numel() for name, one in named if f"{block.name}.{name}" in owners)
     return {
@@ -36,13 +37,14 @@ def described(task: Task, tensor: TensorGroup = ALONE) -> Dict[str, object]:
     }
 
 
-def _described(block: Block, module: nn.Module) -> Dict[str, object]:
-    fixed = [*module.buffers(), *(one for one in module.parameters() if not one.requires_grad)]
+def _described(block: Block, module: nn.Module, dtype: torch.dtype) -> Dict[str, object]:
+    like = torch.empty(0, dtype=dtype)
+    fixed = {id(one): one.numel() * (like if changes else one).element_size() for one, changes in untrained(module)}
     found = {
         "name": block.name,
         "kind": block.kind,
         "parameters": sum(one.numel() for one in module.parameters() if one.requires_grad),
-        "fixed_bytes": sum(one.numel() * one.element_size() for one in fixed),
+        "fixed_bytes": sum(fixed.values()),
     }
     return found if block.placement is Placement.COUNTED else {**found, "held": block.placement.name.lower()}
 

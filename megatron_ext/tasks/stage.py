@@ -30,6 +30,17 @@ class _Step(NamedTuple):
     """What nobody takes after it."""
 
 
+def untrained(root: nn.Module) -> Iterator[Tuple[Tensor, bool]]:
+    """Buffers and frozen parameters, and whether the model's number format is theirs, too."""
+    for module in root.modules():
+        keeps = getattr(module, "keeps_format", False)
+        for one in module.buffers(recurse=False):
+            yield one, one.is_floating_point() and not keeps
+        for parameter in module.parameters(recurse=False):
+            if not parameter.requires_grad:
+                yield parameter, parameter.is_floating_point()
+
+
 class Stage(nn.Module):
     """A stage's blocks, which pass tensors to each other by name.
 
@@ -128,12 +139,9 @@ class Stage(nn.Module):
     def place(self, device: torch.device, dtype: torch.dtype) -> None:
         """Puts what is not trained where the parameters are, in the model's number format; not buffers of a module that
         keeps theirs."""
+        for tensor, changes in untrained(self):
+            tensor.data = tensor.data.to(device, dtype if changes else tensor.dtype)
         for module in self.modules():
-            keeps = getattr(module, "keeps_format", False)
-            fixed = [(one, False) for one in module.parameters(recurse=False) if not one.requires_grad]
-            for tensor, kept in (*((one, keeps) for one in module.buffers(recurse=False)), *fixed):
-                changes = tensor.is_floating_point() and not kept
-                tensor.data = tensor.data.to(device, dtype if changes else tensor.dtype)
             place_constants = getattr(module, "place_constants", None)
             if place_constants is not None:
                 place_constants(device, dtype)

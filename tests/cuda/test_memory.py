@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +37,8 @@ LEAST, MOST = -0.01, 0.03
 COUNTED = 0.05
 """The same of a model whose blocks are counted on the device meta."""
 NO_TENSOR_PLAN = ("gpt_oss",)
+ADAPTERS_FROM = 2
+"""Models of this number or a later one get adapters, which alone are trained."""
 
 
 def assert_memory_as_predicted(words: Sequence[str], run: EngineRun, least: float = LEAST, most: float = MOST) -> None:
@@ -136,24 +139,35 @@ def drawn(kind: str, number: int) -> tuple[dict[str, int], tuple[str, ...], Case
         f"parallel.partition={layers if stages == 1 else f'{first}-{layers - first}'}",
         f"parallel.recompute={source.choice(['none', 'full'])}",
     )
-    precision = f"train.precision={source.choice(['fp32', 'bf16'])}"
-    return sizes, (precision,), Case(stages * tensor, model, " ".join(layout))
+    words = [f"train.precision={source.choice(['fp32', 'bf16'])}"]
+    if number >= ADAPTERS_FROM:
+        words += [
+            f"train.lora_rank={source.choice([4, 16])}",
+            f"train.lora_targets={source.choice(['null', '[o_proj]'])}",
+        ]
+    return sizes, tuple(words), Case(stages * tensor, model, " ".join(layout))
 
 
-@pytest.mark.parametrize("number", range(2))
+def prepared(kind: str, number: int, folder: Path) -> tuple[Case, tuple[str, ...]]:
+    """A case of `drawn` with its model and data in a folder, and words that are not of the case."""
+    sizes, words, case = drawn(kind, number)
+    usual = CONFIG_MAPPING[kind]().to_dict()
+    config: Any = CONFIG_MAPPING[kind](**{key: value for key, value in sizes.items() if key in usual})
+    if number >= ADAPTERS_FROM:
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        words = (*words, f"train.load={folder}")
+    (folder / "config.json").write_text(json.dumps({**config.to_dict(), "model_type": kind}, default=str))
+    tokens = np.random.default_rng(0).integers(3, config.vocab_size, DOCUMENTS * TOKENS, dtype=np.uint16)
+    write_indexed(folder / "data", np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
+    return replace(case, model=("model=huggingface", f"model.config={folder / 'config.json'}", *case.model)), words
+
+
+@pytest.mark.parametrize("number", range(3))
 @pytest.mark.parametrize("kind", NAMED)
 def test_memory_of_models_of_transformers_is_predicted_without_a_profile(
     kind: str, number: int, tmp_path: Path
 ) -> None:
-    sizes, precision, case = drawn(kind, number)
-    usual = CONFIG_MAPPING[kind]().to_dict()
-    config = CONFIG_MAPPING[kind](**{key: value for key, value in sizes.items() if key in usual})
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**config.to_dict(), "model_type": kind}, default=str))
-    case = replace(case, model=("model=huggingface", f"model.config={file}", *case.model))
-    counter = Counter(tmp_path)
-    tokens = np.random.default_rng(0).integers(3, config.vocab_size, DOCUMENTS * TOKENS, dtype=np.uint16)
-    write_indexed(tmp_path / "data", np.split(tokens, DOCUMENTS), np.dtype(np.uint16))
-    run = counter.run_of(case, *precision)
+    (case, words), counter = prepared(kind, number, tmp_path), Counter(tmp_path)
+    run = counter.run_of(case, *words)
     counter.ours(run, case.gpus, BESIDE=str(Path(transformers.__file__).parents[1]))
-    assert_memory_as_predicted([*words_of(case), *precision], run, -COUNTED, COUNTED)
+    assert_memory_as_predicted([*words_of(case), *words], run, -COUNTED, COUNTED)

@@ -13,7 +13,7 @@ from conf.compose import compose
 from conf.schema.experiment import Precision
 from fasop.costs import counted_blocks
 from fasop.costs.layers import layer_times, measured_tensor_sizes
-from fasop.costs.measured_module import BlockCounts, MeasuredBlock, MeasuredModule
+from fasop.costs.measured_module import BlockCounts, MeasuredBlock, MeasuredModule, PassCounts
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network.links import within
 from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Module, ModuleBlock, SequenceBytes
@@ -76,9 +76,8 @@ def test_layers_are_gone_when_the_backward_pass_comes_to_the_embedding(tmp_path:
     def block(name: str, held: str | None, kept: int, passing: int) -> MeasuredBlock:
         of: dict[str, Any] = {"parameters": 0, "fixed_bytes": 0, "kept": (kept * MIB,), "given": (kept * MIB,)}
         of_pass = (passing * MIB,)
-        counts = BlockCounts(
-            passing=of_pass, passing_again=of_pass, dropped=(0,), operations=(1,), traffic=(1,), kernels=1
-        )
+        one = PassCounts(operations=(1,), traffic=(1,), kernels=1)
+        counts = BlockCounts(passing=of_pass, passing_again=of_pass, dropped=(0,), forward=one, backward=one)
         return MeasuredBlock(name=name, kind=name.partition(".")[0], held=held, counts=counts, **of)
 
     layers = [block(f"layer.{number}", None, 100, 50) for number in range(4)]
@@ -139,11 +138,8 @@ def test_a_plan_with_tensor_groups_is_launched_as_the_search_predicts_it(tmp_pat
     assert launched.iteration_s == pytest.approx(plan.total)
 
 
-def test_times_of_a_profile_are_shared_out_as_counted_operations_are(tmp_path: Path) -> None:
-    """And the group's sums come on top, on links that take no time here."""
-    counts = searched(tmp_path).training
-    alone = counts.model
-    assert isinstance(alone, MeasuredModule)
+def profile_of(alone: MeasuredModule) -> LayerProfile:
+    """In which each block takes 1 ms forward and 3 ms backward."""
     module = Module(
         code=alone.code_name,
         digest=alone.digest,
@@ -162,11 +158,20 @@ def test_times_of_a_profile_are_shared_out_as_counted_operations_are(tmp_path: P
         precision=Precision.fp32,
         sequence=SequenceBytes(kept=[1] * number, given=[1] * number, crossing=[1] * (alone.layers + 1)),
     )
-    profile = LayerProfile(gpu="CPU", source="a test", modules={"tiny": module}, costs=[costs])
-    file = written(profile, tmp_path)
+    return LayerProfile(gpu="CPU", source="a test", modules={"tiny": module}, costs=[costs])
+
+
+OPERATIONS_ALONE = ("cluster.gpus.cpu.fp32_tflops=1e-6", "cluster.gpus.cpu.memory_gb_per_s=1e9")
+"""Rates of a GPU for which nothing else counts."""
+
+
+def test_times_of_a_profile_are_shared_out_as_counted_operations_are(tmp_path: Path) -> None:
+    """And the group's sums come on top, on links that take no time here."""
+    alone = searched(tmp_path).training.model
+    assert isinstance(alone, MeasuredModule)
+    file = written(profile_of(alone), tmp_path)
     free = ("cluster.groups.local.intra_latency_us=0", "cluster.groups.local.intra_gbit_per_s=1e9")
-    rates = ("cluster.gpus.cpu.fp32_tflops=1e-6", "cluster.gpus.cpu.memory_gb_per_s=1e9")  # nothing else counts
-    inputs = searched(tmp_path, f"cluster.gpus.cpu.profile={file}", *free, *rates)
+    inputs = searched(tmp_path, f"cluster.gpus.cpu.profile={file}", *free, *OPERATIONS_ALONE)
     one, two = (replace(inputs.training, parallel=replace(inputs.training.parallel, tensor=size)) for size in (1, 2))
     (kind,) = inputs.kinds
     layers = [layer_times(kind.gpu, kind.profile, of, within(kind.group)).layer for of in (one, two)]
@@ -176,3 +181,71 @@ def test_times_of_a_profile_are_shared_out_as_counted_operations_are(tmp_path: P
     assert layers[1].backward == pytest.approx(1.5e-3, rel=0.02)
     sizes_known = measured_tensor_sizes(kind.gpu, kind.profile, inputs.training)
     assert sizes_known == {1, 2}
+
+
+LORA = ("train.lora_rank=2", "train.load=weights")
+
+
+def counted_of(training: Training) -> MeasuredModule:
+    assert isinstance(training.model, MeasuredModule)
+    return training.model
+
+
+def test_only_adapters_have_gradients_and_states_in_memory(tmp_path: Path) -> None:
+    """In 16 bits: the weights beside them take two bytes each, as tensors of the whole model do."""
+    precision = ("train.precision=bf16", "parallel.partition=4", "parallel=single")
+    every, some = (predict(compose(words(tmp_path, *precision, *more))).stages[0].memory for more in ((), LORA))
+    module = counted_of(searched(tmp_path, "train.precision=bf16", *LORA).training)
+    config = working("qwen2")
+    assert module.tied_parameters == 0
+    wide, kv = config.hidden_size, config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    inner = config.intermediate_size
+    of_layer = [(wide, wide), (kv, wide), (kv, wide), (wide, wide), (inner, wide), (inner, wide), (wide, inner)]
+    adapters = 4 * sum(2 * (out + within) for out, within in of_layer)
+    assert sum(block.parameters for block in module.sequence) == adapters
+    assert (some.gradients.of(4), some.optimizer.of(4)) == (4 * adapters, 12 * adapters)
+    frozen = some.weights.of(4) - 2 * adapters
+    tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
+    assert frozen == pytest.approx(every.weights.of(4) + 2 * tied, rel=1e-6)
+
+
+@pytest.mark.parametrize("profiled", [False, True], ids=["counted", "from a profile of all weights"])
+def test_a_frozen_layers_backward_pass_has_no_gradients_of_weights(profiled: bool, tmp_path: Path) -> None:
+    """So it has as many products as the forward pass, a half of those with such gradients; the first layer has fewer,
+    since nothing before it is trained. What adapters of rank 2 of 32 add is in both."""
+    if profiled:
+        file = written(profile_of(counted_of(searched(tmp_path).training)), tmp_path)
+        given = [*OPERATIONS_ALONE, f"cluster.gpus.cpu.profile={file}"]
+    else:
+        given = [*OPERATIONS_ALONE]
+    trainings = [searched(tmp_path, *given, *more).training for more in ((), LORA)]
+    (kind,) = searched(tmp_path, *given).kinds
+    every, some = (layer_times(kind.gpu, kind.profile, one, within(kind.group)) for one in trainings)
+    longer = every.layer.backward / every.layer.forward
+    assert longer == pytest.approx(3.0 if profiled else 2.0, rel=0.1)
+    first, later = (one.backward / every.layer.backward for one in some.layers[:2])
+    assert 0.4 < first < later
+    assert 0.5 < later < 0.75
+    assert all(1.0 < one.forward / every.layer.forward < 1.2 for one in some.layers)
+    assert some.embedding.backward < 1e-3 * some.layer.backward
+    assert some.embedding.forward > 0
+    left = 0.75 if profiled else 0.5  # that profile's loss takes as long as its head, and no less
+    assert some.head.backward == pytest.approx(left * every.head.backward, rel=0.1)
+
+
+def test_a_search_predicts_adapters_as_a_launch_of_its_plan(tmp_path: Path) -> None:
+    given = ("parallel.pipeline=2", "parallel.tensor=1", "parallel.data=2", *LORA)
+    every = best_plans(searched(tmp_path, *given[:3]), Arguments(top=1)).plans[0]
+    plan = best_plans(searched(tmp_path, *given), Arguments(top=1)).plans[0]
+    chosen = vars(plan.training.parallel.configured())
+    text = {key: "null" if value is None else str(value).lower() for key, value in chosen.items()}
+    partition = "-".join(map(str, plan.partition.layers))
+    layout = {**text, "partition": partition}
+    launched = predict(compose(words(tmp_path, *LORA, *(f"parallel.{key}={value}" for key, value in layout.items()))))
+    assert launched.iteration_s == pytest.approx(plan.total, rel=1e-3)  # a launch counts its micro-batch itself
+    assert plan.total < every.total
+
+
+def test_a_target_that_no_layer_has_ends_a_search(tmp_path: Path) -> None:
+    with pytest.raises(SearchError, match=r"\[c_attn\]: the layers of Qwen2ForCausalLM have no linear"):
+        searched(tmp_path, *LORA, "train.lora_targets=[c_attn]")
