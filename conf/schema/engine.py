@@ -53,6 +53,11 @@ def _check_engine(value: Engine) -> None:
         raise ConfigError(
             f"engine.options.{name} is for Megatron-Core, but engine.kind={value.kind}; use engine=megatron_core too"
         )
+    for name, one in value.options.items():
+        if any(isinstance(inner, (dict, list)) for inner in (one if isinstance(one, list) else [one])):
+            raise ConfigError(
+                f"engine.options.{name}={one} must be a number, a text, true, false, null or a list of these"
+            )
     if value.kind is not EngineKind.megatron_lm:
         if given:
             raise ConfigError(

@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
             if arguments.to == HUGGINGFACE:
                 source = publish(plan, checkpoint, out, kind, arguments.adapter)
             else:
-                convert(checkpoint, arguments.to, out, kind)
+                convert(checkpoint, arguments.to, out, kind, plan)
     except EngineError as error:
         raise LaunchError(str(error)) from error
     if arguments.to != TDPP:  # which has both

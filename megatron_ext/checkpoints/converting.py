@@ -6,13 +6,14 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Tuple, Union
+from typing import Callable, Dict, Iterator, Optional, Tuple, Union
 
 from torch import Tensor
 
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.foreign import hf_weights, megatron_names
 from megatron_ext.checkpoints.foreign.hf_files import taken
+from megatron_ext.checkpoints.foreign.megatron_optimizer import Reached, training_of
 from megatron_ext.checkpoints.foreign.weights import Weights
 from megatron_ext.checkpoints.header import of_part
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, written
@@ -21,16 +22,22 @@ from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import why
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import META, WEIGHTS
 
 HUGGINGFACE, MEGATRON, TDPP = "huggingface", "megatron", "tdpp"
 Content = Callable[[str], Dict[str, Tensor]]
 """Gives the weights of a part."""
+ContentOfKind = Callable[[str, str], Dict[str, Tensor]]
+"""Gives a part's tensors of a kind."""
 
 
-def convert(source: Union[Checkpoint, Weights], to: str, out: Path, kind: str = WEIGHTS) -> None:
+def convert(
+    source: Union[Checkpoint, Weights], to: str, out: Path, kind: str = WEIGHTS, plan: Optional[Plan] = None
+) -> None:
     """Makes the new folder `out` of the weights of this kind: of a GPT-2, Llama or Mixtral, or of TDPP a checkpoint of
-    any model, which also keeps the optimizer's state.
+    any model, which also keeps the optimizer's state. For MEGATRON it is kept if `plan` says how the run trains, and
+    the weights are not an average.
 
     Raises:
         EngineError: the source is damaged, the layout has no such model, or `out` is there or cannot be written.
@@ -40,9 +47,15 @@ def convert(source: Union[Checkpoint, Weights], to: str, out: Path, kind: str = 
         new_checkpoint(out, source.model, source.part)
         return
     with new_folder(out) as partial:
-        if to != TDPP:
-            save = hf_weights.save if to == HUGGINGFACE else megatron_names.save
-            save(partial, *_content(source, kind))
+        if to == HUGGINGFACE:
+            model, content = _content(source)
+            hf_weights.save(partial, model, lambda part: content(part, kind))
+        elif to == MEGATRON:
+            training = None
+            if plan is not None and kind == WEIGHTS and isinstance(source, Checkpoint):
+                meta = source.meta
+                training = training_of(plan, Reached(meta.iteration, meta.consumed_samples, meta.updates, meta.scaler))
+            megatron_names.save(partial, *_content(source), kind, training)
         elif isinstance(source, Checkpoint):
             for part in source.parts():
                 read_part(source, part)  # which compares checksums
@@ -50,14 +63,14 @@ def convert(source: Union[Checkpoint, Weights], to: str, out: Path, kind: str = 
             shutil.copyfile(source.folder / META, partial / META)
 
 
-def _content(source: Union[Checkpoint, Weights], kind: str) -> Tuple[ModelConfig, Content]:
+def _content(source: Union[Checkpoint, Weights]) -> Tuple[ModelConfig, ContentOfKind]:
     if isinstance(source, Checkpoint):
-        return source.meta.config(), lambda part: weights_of(source, part, kind)
-    return source.model, source.part
+        return source.meta.config(), lambda part, kind: weights_of(source, part, kind)
+    return source.model, lambda part, _: source.part(part)
 
 
 def weights_of(checkpoint: Checkpoint, part: str, kind: str) -> Dict[str, Tensor]:
-    """The weights of a part of a GPT's checkpoint; raises EngineError if one is missing or damaged."""
+    """The tensors of this kind in a part of a GPT's checkpoint; raises EngineError if one is missing or damaged."""
     model, found = checkpoint.meta.config(), read_part(checkpoint, part)
     names = model.traits.parameters(model, "layer" if part.startswith("layer-") else part)
     tied = model.traits.tied(model)

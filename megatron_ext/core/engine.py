@@ -23,7 +23,7 @@ from megatron_ext.core.context import OwnTokens
 from megatron_ext.core.families import family_of
 from megatron_ext.core.optimizer import CoreOptimizer
 from megatron_ext.core.parameters import parameters
-from megatron_ext.core.settings import make_groups, model_config, replicas_config
+from megatron_ext.core.settings import make_groups, model_config, refusing, replicas_config
 from megatron_ext.core.timeline import Timers, Turns, communicator, sums_of
 from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples
@@ -90,7 +90,8 @@ class CoreEngine(AnyEngine):
         plan = self._plan
         self._config = config = model_config(plan, found)
         self._family = family_of(plan)
-        self._models = [self._family.make(config, found, virtual) for virtual in self._virtual_stages]
+        with refusing(plan.engine_options or {}):
+            self._models = [self._family.make(config, found, virtual) for virtual in self._virtual_stages]
         experts = experts_of(plan.model) or 0
         first_expert = parallel_state.get_expert_model_parallel_rank() * experts // (plan.expert or 1)
         self._parameters = parameters(plan, self.task, self._models, self._virtual_stages, first_expert)

@@ -12,6 +12,10 @@ from megatron_ext.contract.rules.engine import LATENT
 
 _MAY_BE_NULL = ("q_lora_rank",)
 """What megatron.core reads as absent, although its type has no null."""
+_VALUES = {
+    "moe_router_load_balancing_type": ("aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"),
+}
+"""Values of options of which megatron.core reads every other name as none of these."""
 _SIMPLE = (bool, int, float, str, type(None))
 _UNIONS = (Union, getattr(types, "UnionType", Union))
 
@@ -36,6 +40,9 @@ def checked(
             raise EngineError(f"{shown}: this megatron-core has no such option; {meant}")
         if name in fixed:
             raise EngineError(f"{shown}: the plan says {name}={fixed[name]}, from keys of tdpp; leave it out")
+        known = _VALUES.get(name)
+        if known is not None and any(one not in known for one in (value if isinstance(value, list) else [value])):
+            raise EngineError(f"{shown} must be {' or '.join(known)}")
         found[name] = None if value is None and name in _MAY_BE_NULL else _typed(shown, value, hints[name])
     return found
 

@@ -36,6 +36,13 @@ _MAY_CHANGE = (
     *("persist_layer_norm", "overlap_p2p_comm"),
 )
 """What tdpp sets by itself, and no key of it says."""
+_KEYS: Mapping[str, Any] = {
+    **{"num_moe_experts": None, "mtp_num_layers": None, "moe_layer_freq": 1},
+    **{"init_method_std": "that of tdpp's initial weights"},
+}
+"""What keys of tdpp say of every model, or no model of it has."""
+_OF_TRANSFORMER_ENGINE = ("window_size", "window_attn_skip_freq", "softmax_type", "fp32_residual_connection")
+"""Options that layers without Transformer Engine would leave unheard."""
 
 
 def make_groups(plan: Plan, timeout: timedelta) -> None:
@@ -70,11 +77,16 @@ def model_config(plan: Plan, library: Library) -> Any:
         own.update(
             rotary_base=plan.model.rotary_base, rotary_percent=plan.model.rotary_percent, apply_rope_fusion=False
         )
-    fixed = {name: value for name, value in own.items() if name not in _MAY_CHANGE}
+    fixed = {name: value for name, value in {**_KEYS, **own}.items() if name not in _MAY_CHANGE}
     options = checked(given, kind, fixed, {one.name for one in fields(MLATransformerConfig)})
     if options.get("fp8"):
         _require_fp8(plan, library, f"engine.options.fp8={options['fp8']}")
-    with _refusing(options):
+    for name in _OF_TRANSFORMER_ENGINE:
+        if name in options and not library.transformer_engine:
+            raise EngineError(
+                f"engine.options.{name}={options[name]} needs Transformer Engine, which is not here; leave it out"
+            )
+    with refusing(options):
         return kind(**{**own, **options})
 
 
@@ -95,11 +107,11 @@ def _require_fp8(plan: Plan, library: Library, shown: str) -> None:
 
 
 @contextmanager
-def _refusing(options: Mapping[str, object]) -> Iterator[None]:
+def refusing(options: Mapping[str, object]) -> Iterator[None]:
     """Has what megatron.core says of values that do not go together be one message."""
     try:
         yield
-    except (AssertionError, ValueError, TypeError, KeyError) as error:
+    except (AssertionError, ImportError, ValueError, TypeError, KeyError) as error:
         given = ", ".join(f"engine.options.{name}={value}" for name, value in options.items()) or "this plan"
         raise EngineError(f"megatron-core refuses {given}: {error or type(error).__name__}") from error
 

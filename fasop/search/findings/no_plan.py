@@ -17,6 +17,7 @@ from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.space.candidates import MOST_MICRO_BATCHES, Space, divisors, sizes, tensor_sizes
 from fasop.search.space.choices import Choices
+from megatron_ext.contract.rules.engine import LATENT
 
 
 def why_no_plan(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> SearchError:
@@ -43,7 +44,7 @@ def _no_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -
         return f"no tensor size suits all nodes and model.heads={model.heads}: {groups}"
     without = [one.parallel for one in sizes(training, kinds)]
     if without:
-        return _not_as_given(without, gpus, choices)
+        return _not_as_given(without, gpus, choices) + _only_one(training, choices)
     most = training.blocks.most_stages
     replicas = sorted({gpus // t // p for t in tensor for p in divisors(gpus // t) if p <= most})
     near = sorted(
@@ -83,6 +84,12 @@ def _not_as_given(possible: Sequence[Parallelism], gpus: int, choices: Choices) 
     known = "; ".join(f"{key} {', '.join(map(str, numbers))}" for key, numbers in values.items())
     together = ", not all of them together" if len(values) > 1 else ""
     return f"no plan for {plural(gpus, 'GPU')} has {given}; possible: {known}{together}"
+
+
+def _only_one(training: Training, choices: Choices) -> str:
+    """Why there are no tensor groups, where they were asked for and the engine has none."""
+    latent = training.engine.options.get(LATENT) is True and "tensor" in choices.sizes
+    return f"; engine.options.{LATENT}=true has no tensor groups, but takes parallel.context" if latent else ""
 
 
 def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> str:

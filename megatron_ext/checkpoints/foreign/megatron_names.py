@@ -4,15 +4,27 @@ all experts, one after another. It needs no torch until tensors are read."""
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-from megatron_ext.checkpoints.foreign.torch_dist import RELEASE, TRACKER, Stored, Written, read, read_index, write
+from megatron_ext.checkpoints.foreign.megatron_optimizer import Training
+from megatron_ext.checkpoints.foreign.torch_dist import (
+    RELEASE,
+    TRACKER,
+    Stored,
+    Written,
+    folder_of,
+    read,
+    read_index,
+    write,
+)
 from megatron_ext.checkpoints.part_files import part_names
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Parameter
+from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.families.gpt.options import GptOptions
 
 if TYPE_CHECKING:
@@ -156,9 +168,16 @@ def _parameters(model: ModelConfig) -> Iterator[Tuple[str, str, Parameter]]:
                 yield part, name, checkpoint_parameter(model, part, name)
 
 
-def save(folder: Path, model: ModelConfig, content: Callable[[str], Dict[str, Tensor]]) -> None:
-    """Writes what megatron.core's GPTModel and Megatron-LM load, in any layout of theirs. `content` gives the weights
-    of a part, in fp32.
+def save(
+    folder: Path,
+    model: ModelConfig,
+    content: Callable[[str, str], Dict[str, Tensor]],
+    kind: str = WEIGHTS,
+    training: Optional[Training] = None,
+) -> None:
+    """Writes what megatron.core's GPTModel and Megatron-LM load, in any layout of theirs: a release with the weights of
+    this kind, or with `training` a checkpoint that they continue from. `content` gives the tensors of a part and a
+    kind, in fp32.
 
     Raises:
         EngineError: a part is damaged.
@@ -166,18 +185,19 @@ def save(folder: Path, model: ModelConfig, content: Callable[[str], Dict[str, Te
     """
     from megatron_ext.core.parameters import by_group, qkv_heads
 
-    held: Dict[str, Dict[str, Tensor]] = {}
+    held: Dict[Tuple[str, str], Dict[str, Tensor]] = {}
 
-    def tensor(part: str, name: str) -> Tensor:
-        if part not in held:
+    def tensor(part: str, name: str, kind: str) -> Tensor:
+        if (part, kind) not in held:
             held.clear()
-            held[part] = content(part)
-        found = held[part][name]
+            held[part, kind] = content(part, kind)
+        found = held[part, kind][name]
         return by_group(found, model.query_groups, qkv_heads(model)) if name.startswith("qkv.") else found
 
     experts = model.own(GptOptions).experts
+    kinds = [(kind, ""), *(training.kinds if training else ())]
     chunks = []
-    for part, name, parameter in _parameters(model):
+    for (part, name, parameter), (of, prefix) in product(_parameters(model), kinds):
         shape = parameter.shape if parameter.rows is None else (parameter.rows, *parameter.shape[1:])
         usual = places(part, name)
         # without Transformer Engine, megatron.core calls the norm before experts as if it were part of a layer
@@ -186,17 +206,20 @@ def save(folder: Path, model: ModelConfig, content: Callable[[str], Dict[str, Te
             zeros = (0,) * len(shape)
             chunks.append(
                 Written(
-                    place.name,
+                    f"{prefix}{place.name}",
                     (*whole, *shape),
                     (*place.at, *zeros),
                     (*(1 for _ in place.at), *shape),
-                    lambda part=part, name=name: tensor(part, name),  # type: ignore[misc]
+                    lambda part=part, name=name, of=of: tensor(part, name, of),  # type: ignore[misc]
                 )
             )
-    release = folder / RELEASE
-    release.mkdir()
-    write(release, chunks, list(_states(model.layers, experts)), {"checkpoint_version": 3.0, "iteration": 0})
-    (folder / TRACKER).write_text(RELEASE, encoding="utf-8")
+    said, common = RELEASE, {"checkpoint_version": 3.0, "iteration": 0}
+    if training is not None:
+        said, common = str(training.iteration), training.common
+    (folder / TRACKER).write_text(said, encoding="utf-8")
+    inner = folder_of(folder)
+    inner.mkdir()
+    write(inner, chunks, list(_states(model.layers, experts)), common)
 
 
 def _states(layers: int, experts: Optional[int]) -> Iterator[str]:

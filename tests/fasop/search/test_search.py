@@ -332,6 +332,16 @@ def test_sizes_that_are_given_and_impossible_are_told_with_those_that_are_not() 
         space_of(inputs, 8)
 
 
+def test_tensor_groups_of_latent_attention_are_refused_with_what_it_takes() -> None:
+    latent = "engine.options.multi_latent_attention=true"
+    inputs = read(["experiment=seed_a10x8", "engine=megatron_core", f"+{latent}", "parallel.tensor=2"])
+    with pytest.raises(
+        SearchError,
+        match=f"parallel.tensor=2; possible: tensor 1; {latent} has no tensor groups, but takes parallel.context",
+    ):
+        space_of(inputs, 8)
+
+
 def test_a_schedule_that_no_pipeline_can_run_is_told() -> None:
     inputs = read(["experiment=seed_a10x8", "parallel.schedule=interleaved", "parallel.pipeline=1"])
     with pytest.raises(

@@ -201,6 +201,15 @@ def test_a_recipe_of_nemo_has_the_plan() -> None:
         ),
         (["export=flagscale", "parallel.schedule=interleaved"], "with parallel.schedule=one_f_one_b only"),
         (["export=megatron", "model=llama-7b", "model.add_qkv_bias=true"], "model.add_qkv_bias=true: export=megatron"),
+        (["export=megatron", "+engine.options.qk_layernorm=true"], "engine.options.qk_layernorm: export=megatron does"),
+        (
+            ["export=torchtitan", "model=mixtral-tiny"],
+            "model.experts=4: export=torchtitan writes no experts; use export=",
+        ),
+        (
+            ["export=flagscale", "model=mixtral-tiny"],
+            "model.experts=4: export=flagscale writes no experts; use export=",
+        ),
         (["export=jax"], "export=jax must be torchtitan, megatron, flagscale, nemo"),
         (["export=nemo", "start=now"], "it does not take export"),
     ],

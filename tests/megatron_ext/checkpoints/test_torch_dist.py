@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -42,9 +43,7 @@ def saved(run: EngineRun, tmp_path: Path) -> Path:
     """Of a tiny GPT-2."""
     checkpoint = Checkpoint.at(run.run.path)
     (tmp_path / "saved").mkdir()
-    megatron_names.save(
-        tmp_path / "saved", checkpoint.meta.config(), lambda part: weights_of(checkpoint, part, "weights")
-    )
+    megatron_names.save(tmp_path / "saved", checkpoint.meta.config(), partial(weights_of, checkpoint))
     return tmp_path / "saved"
 
 

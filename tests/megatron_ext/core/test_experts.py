@@ -82,6 +82,19 @@ def test_experts_go_on_in_another_layout(tmp_path: Path, corpus: Path, one: Lear
             "+engine.options.fp8=hybrid",
             "fp8=hybrid needs a GPU and Transformer Engine, which is not here; leave",
         ),
+        "a name of no balance": (
+            "+engine.options.moe_router_load_balancing_type=aux",
+            "moe_router_load_balancing_type=aux must be aux_loss or seq_aux_loss or global_aux_loss or sinkhorn",
+        ),
+        "what would go unheard": ("+engine.options.window_size=[4,0]", "needs Transformer Engine, which is not here"),
+        "what no model has": (
+            "+engine.options.mtp_num_layers=1",
+            "mtp_num_layers=1: the plan says mtp_num_layers=None",
+        ),
+        "what a layer refuses": (
+            "+engine.options.enable_cuda_graph=true",
+            "megatron-core refuses engine.options.enable_cuda_graph=True: RNG tracker",
+        ),
         "another type": ("+engine.options.qk_layernorm=3", "engine.options.qk_layernorm=3 must be of the type bool"),
         "another type than an optional number": (
             "+engine.options.moe_z_loss_coeff=much",

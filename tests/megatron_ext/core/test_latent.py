@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from launch import cli
 from tests.support.megatron_ext.engine_run import make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -63,6 +64,18 @@ def test_latent_attention_goes_on_in_another_layout(tmp_path: Path, corpus: Path
     run = run.replan(*DEEPSEEK, *LAYOUTS["all"])
     assert run.go() == 0, run.stderr()
     np.testing.assert_allclose(run.losses(), one[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("to", ["megatron", "huggingface"])
+def test_other_programs_formats_have_no_latent_attention(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str], to: str
+) -> None:
+    run = make_run(tmp_path / "run", corpus, *DEEPSEEK)
+    assert cli.main(["checkpoint", "convert", str(run.run.path), str(tmp_path / "out"), "--to", to]) == 1
+    said = capsys.readouterr().err
+    assert f"--to {to}: run test_other_programs" in said
+    assert "multi_latent_attention=true, of which that layout has no weights; use --to tdpp" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_queries_may_be_projected_at_once(tmp_path: Path, corpus: Path, one: Learned) -> None:

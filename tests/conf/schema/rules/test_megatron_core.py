@@ -87,6 +87,10 @@ REFUSED = {
         ["+engine.options.qk_layernorm=true", "engine=tdpp"],
         "engine.options.qk_layernorm is for Megatron-Core, but engine.kind=tdpp; use engine=megatron_core too",
     ),
+    "options within options": (
+        ["+engine.options.a.b=3"],
+        "engine.options.a={'b': 3} must be a number, a text, true, false, null or a list of these",
+    ),
     "expert without experts": (
         ["parallel.data=2", "parallel.expert=2"],
         "parallel.expert=2 must be 1 without model.experts",
