@@ -234,14 +234,15 @@ def test_a_frozen_layers_backward_pass_has_no_gradients_of_weights(profiled: boo
 
 
 def test_a_search_predicts_adapters_as_a_launch_of_its_plan(tmp_path: Path) -> None:
-    given = ("parallel.pipeline=2", "parallel.tensor=1", "parallel.data=2", *LORA)
-    every = best_plans(searched(tmp_path, *given[:3]), Arguments(top=1)).plans[0]
-    plan = best_plans(searched(tmp_path, *given), Arguments(top=1)).plans[0]
-    chosen = vars(plan.training.parallel.configured())
-    text = {key: "null" if value is None else str(value).lower() for key, value in chosen.items()}
-    partition = "-".join(map(str, plan.partition.layers))
-    layout = {**text, "partition": partition}
-    launched = predict(compose(words(tmp_path, *LORA, *(f"parallel.{key}={value}" for key, value in layout.items()))))
+    given = ("parallel.pipeline=2", "parallel.tensor=1", "parallel.data=2", *OPERATIONS_ALONE)
+    every, plan = (best_plans(searched(tmp_path, *given, *more), Arguments(top=1)).plans[0] for more in ((), LORA))
+    text = {
+        key: "null" if value is None else str(value).lower()
+        for key, value in vars(plan.training.parallel.configured()).items()
+    }
+    layout = {**text, "partition": "-".join(map(str, plan.partition.layers))}
+    chosen = [f"parallel.{key}={value}" for key, value in layout.items()]
+    launched = predict(compose(words(tmp_path, *LORA, *OPERATIONS_ALONE, *chosen)))
     assert launched.iteration_s == pytest.approx(plan.total, rel=1e-3)  # a launch counts its micro-batch itself
     assert plan.total < every.total
 
