@@ -204,7 +204,7 @@ def unit_of(name: str) -> str:
 
 
 UNITS = {
-    "_gbit_per_s": "gigabits a second",
+    "gbit_per_s": "gigabits a second",
     "_gb_per_s": "gigabytes a second",
     "_tflops": "10^12 operations a second",
     "_gib": "GiB",

@@ -14,6 +14,7 @@ from conf.errors import ConfigError
 from conf.reading.own_folders import is_file
 from conf.schema.values import links, ranges, sbatch
 from conf.schema.values.ranges import config
+from conf.schema.values.topology import Leaf, uplinks
 from conf.visible import without_passwords
 from megatron_ext.contract.keys import Range, from_0, option, positive
 from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
@@ -166,6 +167,9 @@ class Cluster:
     and the receiving group as the column (`conf.schema.values.links`)."""
     links_file: str | None = None
     """A YAML file with that table, as `tdpp profile` writes it. After reading, the table is in `links`."""
+    topology: dict[str, Leaf] = field(default_factory=dict)
+    """Leaf switches, each under a name that you choose, whose uplinks are slower than what their nodes send together;
+    tdpp search and predictions count how many ranks share them."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for every rank, for example NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME."""
     environment_from: list[str] = field(default_factory=list)
@@ -185,6 +189,7 @@ class Cluster:
         _check_gpus(self)
         _check_groups(self)
         _read_links(self)
+        uplinks(self.topology, self.groups)
         groups = {name: group.environment for name, group in self.groups.items()}
         check(self.environment, groups, self.environment_from)
         sbatch.check("cluster.sbatch", self.sbatch)

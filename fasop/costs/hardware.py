@@ -9,6 +9,7 @@ from functools import cached_property
 from conf.schema.experiment import Cluster, Gpu, NodeGroup
 from conf.schema.values.links import PairLink, pairs
 from conf.schema.values.ranges import config
+from conf.schema.values.topology import Uplink, uplinks
 from fasop.costs.network import links
 from fasop.costs.network.collectives import Collectives, Exchange
 from fasop.costs.network.links import Link
@@ -51,6 +52,8 @@ class NodeKind:
     factors: Factors = field(default_factory=Factors)
     links: Mapping[str, PairLink] = field(default_factory=dict)
     """From its nodes to those of other kinds, or its own, by name; to the others by the groups' own figures."""
+    uplink: Uplink | None = None
+    """The uplink of its nodes' leaf switch, by which they reach nodes elsewhere."""
 
     @cached_property
     def collectives(self) -> Collectives | None:
@@ -78,7 +81,7 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
         ConfigError: a GPU names a profile that cannot be read.
         SearchError: a group does not say how many GPUs its nodes have.
     """
-    kinds, of_pairs = [], pairs(cluster.links, cluster.groups)
+    kinds, of_pairs, of_leaves = [], pairs(cluster.links, cluster.groups), uplinks(cluster.topology, cluster.groups)
     for name, group in cluster.groups.items():
         if group.gpus_per_node is None:
             raise SearchError(
@@ -95,6 +98,7 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
                 gpus=group.gpus_per_node,
                 profile=profile,
                 links={column: link for (row, column), link in of_pairs.items() if row == name},
+                uplink=of_leaves.get(name),
             )
         )
     return kinds

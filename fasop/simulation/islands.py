@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
 from conf.schema.experiment import Precision
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
@@ -110,8 +112,11 @@ def _meeting(plan: PlacedTraining) -> Link[float]:
         return float(table.latency_s[a, b]), float(rate)
 
     found = {one: hop(*one) for one in {*hops}}
+    senders, receivers = np.array([[number[here], number[there]] for here, there in hops]).T[..., np.newaxis]
+    shared = table.of_uplinks(senders, receivers, np.ones(len(hops), np.int64), np.zeros(1, np.int64)).max()
     slowest = Link(
-        latency_s=max(latency for latency, _ in found.values()), s_per_byte=max(rate for _, rate in found.values())
+        latency_s=max(latency for latency, _ in found.values()),
+        s_per_byte=max(float(shared), *(rate for _, rate in found.values())),
     ).all_reduce(len(islands))
     return replace(slowest, s_per_byte=slowest.s_per_byte / shares)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from conf.schema.experiment import Experiment
-from conf.schema.values.links import only
+from conf.schema.values import links, topology
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
@@ -160,8 +160,10 @@ def planned(experiment: Experiment) -> PlacedTraining:
     groups = {
         name: replace(experiment.cluster.groups[name], gpus_per_node=gpus) for name, gpus in sorted(counts.items())
     }
-    links = only(experiment.cluster.links, groups)
-    kinds = {kind.name: kind for kind in node_kinds(replace(experiment.cluster, groups=groups, links=links))}
+    whole = experiment.cluster
+    of_pairs, leaves = links.only(whole.links, groups), topology.only(whole.topology, groups)
+    used = replace(whole, groups=groups, links=of_pairs, topology=leaves)
+    kinds = {kind.name: kind for kind in node_kinds(used)}
     training = with_known_blocks(Training.of(experiment), list(kinds.values()))
     parallel = training.parallel
     if parallel.alike:  # which may be written stage by stage all the same

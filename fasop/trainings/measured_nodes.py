@@ -51,7 +51,7 @@ class Measured:
         groups = experiment.cluster.groups
         counts = dict(zip(experiment.node_order.groups, experiment.ranks_per_node(), strict=True))
         used = {name: replace(groups[name], gpus_per_node=gpus) for name, gpus in counts.items()}
-        self.kinds: Sequence[NodeKind] = node_kinds(replace(experiment.cluster, groups=used, links={}))
+        self.kinds: Sequence[NodeKind] = node_kinds(replace(experiment.cluster, groups=used, links={}, topology={}))
         self.notes = [IMPORTED]
         self._read = cache(read_profile)
         _check(experiment, whole)

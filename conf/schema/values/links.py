@@ -48,9 +48,9 @@ def pairs(links: Mapping[str, Any], groups: Collection[str]) -> dict[tuple[str, 
     """
     found = {}
     for row, columns in links.items():
-        _check_group(f"{KEY}.{row}", row, groups)
+        check_group(f"{KEY}.{row}", row, groups)
         for column, entry in _mapping(f"{KEY}.{row}", columns, f"{{{row}: {{{EXAMPLE}}}}}").items():
-            _check_group(f"{KEY}.{row}.{column}", column, groups)
+            check_group(f"{KEY}.{row}.{column}", column, groups)
             found[row, column] = _entry(f"{KEY}.{row}.{column}", entry)
     for row, column in found:
         if (column, row) not in found:
@@ -88,7 +88,8 @@ def only(links: Mapping[str, Any], groups: Collection[str]) -> dict[str, dict[st
     }
 
 
-def _check_group(key: str, name: object, groups: Collection[str]) -> None:
+def check_group(key: str, name: object, groups: Collection[str]) -> None:
+    """Raises ConfigError if a name is none of these node groups."""
     if name not in groups:
         raise ConfigError(
             f"{key}: {name!r} is not a node group; cluster.groups has {', '.join(groups)}; correct the name, or leave "

@@ -8,8 +8,8 @@ one takes what rank j mod t of the sending one has.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -57,7 +57,7 @@ def place_heterogeneous(gpus_per_node: tuple[int, ...], layout: Layout) -> Heter
         one_way_out=np.array([count == 2 or bool(out[stage] & back[stage - 1]) for stage in range(count)]),
         pairs=PairPlacement(
             hops=PairUses.of(hops),
-            sums=PairUses.of(sums),
+            sums=PairUses.of(sums, together=True),
             embedding=PairUses.of([tied]),
         ),
     )
@@ -92,13 +92,22 @@ def _links(here: Sequence[int], there: Sequence[int], pairs: Pairs, *, both_ways
 
     `both_ways`: each end of a pair sends to the other.
     """
-    crossing = [(here[a], there[b]) for a, b in pairs]
+    crossing = [*_flows(here, there, pairs)]
     sent = Counter(here[a] for a in {a for a, b in pairs if here[a] != there[b]})
     received = Counter(there[b] for b in {b for a, b in pairs if here[a] != there[b]})
     sharing = sent + received if both_ways else sent | received
     inside = [Use(node, 0, 1) for node in sorted({a for a, b in crossing if a == b})]
     back = [(b, a) for a, b in crossing] if both_ways else []
     return pairs_of([*inside, *(Use(node, 1, sharing[node]) for node in sorted(sharing))], [*crossing, *back])
+
+
+def _flows(here: Sequence[int], there: Sequence[int], pairs: Pairs) -> Iterator[tuple[int, int]]:
+    """Yields nodes between which ranks send, once for each rank that sends, or that receives if these are fewer."""
+    peers = defaultdict[tuple[int, int], Pairs](list)
+    for a, b in pairs:
+        peers[here[a], there[b]].append((a, b))
+    for nodes, ranks in peers.items():
+        yield from [nodes] * min(len(set(side)) for side in zip(*ranks, strict=True))
 
 
 def _leaving(here: Sequence[int], there: Sequence[int], pairs: Iterable[tuple[int, int]]) -> set[int]:

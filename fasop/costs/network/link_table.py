@@ -1,7 +1,8 @@
 """Links by pairs of node kinds: `cluster.links`, and the groups' own figures where it says nothing.
 
 All ranks of a node share its link to other nodes: `s_per_byte` counts as often as the sender has ranks that send out
-of the node at the same time, or the receiver such that receive, whichever are more. Of several links that must all be
+of the node at the same time, or the receiver such that receive, whichever are more. Likewise all ranks below a leaf
+switch (`cluster.topology`) share its uplink to nodes elsewhere. Of several links that must all be
 passed at the same time, as those of a ring of replicas, whose steps wait for each other, the slowest counts.
 """
 
@@ -22,7 +23,7 @@ from fasop.costs.network.pair_placement import PairUses
 def has_pairs(kinds: Sequence[NodeKind]) -> bool:
     """Whether any link is not as the groups' own figures say."""
     of_pairs = any(other.name in kind.links for kind in kinds for other in kinds)
-    return of_pairs or any(kind.collectives is not None for kind in kinds)
+    return of_pairs or any(kind.collectives is not None or kind.uplink is not None for kind in kinds)
 
 
 def by_size(kinds: Sequence[NodeKind]) -> bool:
@@ -42,6 +43,10 @@ class LinkTable:
     """Seconds per byte of one rank of the sender; of a pair without an entry by the sender's own figures."""
     entering: Floats
     """Likewise of the receiver."""
+    leaf: Integers
+    """[kinds]: the number of the leaf on which nodes hang; -1 of none."""
+    uplinks: Floats
+    """[kinds]: seconds per byte of one rank that leaves the leaf, or comes to it."""
 
     @classmethod
     def of(cls, kinds: Sequence[NodeKind], factors: Sequence[float], size: float, exchange: Exchange) -> LinkTable:
@@ -62,7 +67,10 @@ class LinkTable:
                 if (seconds := transfer_s(link, size)) is not None:
                     leaving[row, column] = entering[row, column] = most[row, column] * seconds / size
         inside = [kind.within(exchange) for kind in kinds]
+        leaves = [*dict.fromkeys(kind.uplink.leaf for kind in kinds if kind.uplink is not None)]
         return cls(
+            leaf=np.array([-1 if kind.uplink is None else leaves.index(kind.uplink.leaf) for kind in kinds]),
+            uplinks=by * [0.0 if kind.uplink is None else 8e-9 / kind.uplink.gbit_per_s for kind in kinds],
             inside=Link(
                 latency_s=np.array([link.latency_s for link in inside]) * by,
                 s_per_byte=np.array([link.s_per_byte for link in inside]) * by,
@@ -93,6 +101,9 @@ class LinkTable:
             self.leaving[here, there] * uses.leaving[:, np.newaxis],
             self.entering[here, there] * uses.entering[:, np.newaxis],
         )
+        if (self.leaf >= 0).any():
+            starts = np.zeros(1, np.int64) if uses.together else uses.starts
+            outside = np.maximum(outside, self.of_uplinks(here, there, uses.flows, starts))
         latency = np.where(stays, self.inside.latency_s[here], self.latency_s[here, there])
         rate = np.where(stays, self.inside.s_per_byte[here], outside)
         if inside is not None:
@@ -101,3 +112,18 @@ class LinkTable:
             latency_s=np.maximum.reduceat(latency, uses.starts, axis=0),
             s_per_byte=np.maximum.reduceat(rate, uses.starts, axis=0),
         )
+
+    def of_uplinks(self, here: Integers, there: Integers, flows: Integers, starts: Integers) -> Floats:
+        """[uses, pipelines]: seconds per byte that uplinks leave to one rank, at most; 0 where none is passed.
+
+        So many ranks send from each node to another one, of these kinds, at the same time in each run of uses that
+        begins at `starts`.
+        """
+        sizes, found = np.diff([*starts, len(flows)]), np.zeros(here.shape)
+        crosses = self.leaf[here] != self.leaf[there]
+        for leaf in range(self.leaf.max() + 1):
+            for kinds in (here, there):
+                passes = crosses & (self.leaf[kinds] == leaf)
+                sharing = np.repeat(np.add.reduceat(passes * flows[:, np.newaxis], starts, axis=0), sizes, axis=0)
+                found = np.maximum(found, passes * sharing * self.uplinks[kinds])
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,6 +24,8 @@ class PairUse(NamedTuple):
     """Ranks that use the source's link out of the node at the same time."""
     entering: int
     """Ranks that use the target's."""
+    flows: int
+    """Ranks that send from the source to the target."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +37,23 @@ class PairUses:
     targets: Integers
     leaving: Integers
     entering: Integers
+    flows: Integers
+    together: bool = False
+    """Whether all items happen at the same time."""
 
     @classmethod
-    def of(cls, items: Sequence[Sequence[PairUse]]) -> PairUses:
-        sources, targets, leaving, entering = np.array([use for item in items for use in item], np.int64).T
+    def of(cls, items: Sequence[Sequence[PairUse]], *, together: bool = False) -> PairUses:
+        sources, targets, leaving, entering, flows = np.array([use for item in items for use in item], np.int64).T
         starts = np.cumsum([0, *(len(item) for item in items[:-1])])
-        return cls(starts=starts, sources=sources, targets=targets, leaving=leaving, entering=entering)
+        return cls(
+            starts=starts,
+            sources=sources,
+            targets=targets,
+            leaving=leaving,
+            entering=entering,
+            flows=flows,
+            together=together,
+        )
 
     @property
     def back(self) -> PairUses:
@@ -68,7 +82,8 @@ def place_pairs(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline
     return PairPlacement(
         hops=PairUses.of([pairs_of(transfers(hop), hop) for hop in hops]),
         sums=PairUses.of(
-            [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, [tensor] * pipeline), turning, strict=True)]
+            [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, [tensor] * pipeline), turning, strict=True)],
+            together=True,
         ),
         embedding=PairUses.of(
             [pairs_of(transfers(ends, both_ways=True), [*ends, *((there, here) for here, there in ends)])]
@@ -81,7 +96,9 @@ def around(ring: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def pairs_of(uses: Sequence[Use], crossing: Iterable[tuple[int, int]]) -> list[PairUse]:
-    """`uses` say what is shared, by node, and in which nodes messages stay."""
+    """`uses` say what is shared, by node, and in which nodes messages stay; `crossing` are the nodes between which each
+    rank sends."""
     sharing = {use.node: use.sharing for use in uses if use.between}
-    between = {PairUse(a, b, sharing[a], sharing[b]) for a, b in crossing if a != b}
-    return [*(PairUse(use.node, use.node, 1, 1) for use in uses if not use.between), *sorted(between)]
+    flows = Counter((a, b) for a, b in crossing if a != b)
+    between = [PairUse(a, b, sharing[a], sharing[b], count) for (a, b), count in flows.items()]
+    return [*(PairUse(use.node, use.node, 1, 1, 1) for use in uses if not use.between), *sorted(between)]

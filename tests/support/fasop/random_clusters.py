@@ -21,6 +21,7 @@ from conf.schema.experiment import (
 )
 from conf.schema.model import Family
 from conf.schema.values.links import PairLink
+from conf.schema.values.topology import Uplink
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory.allowance import communicator_bytes, context_bytes
 from fasop.costs.memory.amounts import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
@@ -146,6 +147,16 @@ def with_links(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[Node
             table[second][first] = there if alike else link()
             table[first][second] = there
     return [replace(kind, links=table[kind.name]) for kind in kinds]
+
+
+def with_uplinks(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
+    """The same nodes, most of which hang on one of two leaves."""
+    rates = {name: float(20 * 10 ** rng.uniform(-1, 1)) for name in "xy"}
+    leaves = [rng.choice([*"xy", ""], p=[0.4, 0.4, 0.2]) for _ in kinds]
+    return [
+        replace(kind, uplink=Uplink(leaf, rates[leaf]) if leaf else None)
+        for kind, leaf in zip(kinds, leaves, strict=True)
+    ]
 
 
 def with_collectives(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
