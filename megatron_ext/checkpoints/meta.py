@@ -363,7 +363,10 @@ def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], 
         EngineError: there is none, or it is of another model or optimizer, or leaves nothing to train.
     """
     try:
-        found = _published(path, model) if is_published(path) or is_torch_dist(path) else Checkpoint.at(path)
+        theirs = (
+            is_published(path) or is_torch_dist(path) or (path / "config.json").is_file()
+        )  # perhaps without weights
+        found = _published(path, model) if theirs else Checkpoint.at(path)
         require_model(found, model)
         require_optimizer(found, optimizer)
     except EngineError as error:

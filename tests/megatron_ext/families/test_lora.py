@@ -19,7 +19,7 @@ from conf.errors import ConfigError
 from launch import cli
 from launch.commands.launching.preflight import with_length
 from launch.control.planning.plan import make_plan
-from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.checkpoints.meta import Checkpoint, to_load
 from megatron_ext.checkpoints.published import tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
@@ -259,6 +259,13 @@ def test_adapters_that_cannot_be_are_refused(given: list[str], told: str, folder
         plain = [one for one in words(folder) if not one.startswith(("train.load", "model=", "model."))]
         own = [] if "model=tiny" in given else words(folder)[:2]
         compose([*plain, *own, *given])
+
+
+def test_a_folder_of_a_model_without_weights_is_refused_with_what_it_has(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    told = f"train.load={tmp_path}: expected model.safetensors or model.safetensors.index.json, found config.json"
+    with pytest.raises(EngineError, match=re.escape(told)):
+        to_load(tmp_path, {"family": "huggingface"}, None, "adam")
 
 
 def test_a_target_that_no_layer_has_is_refused_with_those_it_has(tmp_path: Path) -> None:
