@@ -87,7 +87,16 @@ class NodeAgent:
             None
             if plan.elastic is None
             else ElasticNode(
-                settings.run, node_rank, start, plan, settings.meet_s, self._state, signals, claim, restarted=restarted
+                settings.run,
+                node_rank,
+                start,
+                plan,
+                settings.meet_s,
+                self._state,
+                signals,
+                claim,
+                together=settings.nodes,
+                restarted=restarted,
             )
         )
         self._peers = (
@@ -95,7 +104,7 @@ class NodeAgent:
             if self._elastic is None
             else self._elastic.company
         )
-        self._joins = Joins(settings.run, plan, start, group=settings.group_writes)
+        self._joins = Joins(settings.run, plan, start, together=settings.nodes, job=job_id, group=settings.group_writes)
         self._finding: Finding | None = None
         self._found_unix: float | None = None
         self.reason: str | None = None

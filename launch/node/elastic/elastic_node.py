@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 
 from conf.run_folder.rundir import RunDir
 from launch.files.records import NodeState, Start
@@ -37,10 +38,11 @@ class ElasticNode:
         signals: StopSignals,
         claim: Claim | None = None,
         *,
+        together: Sequence[int],
         restarted: bool = False,
     ) -> None:
-        """`restarted`: Slurm has started the node's job again, after its ranks saved in this start, so that the node
-        takes part in the next one."""
+        """`together`: nodes of the same job. `restarted`: Slurm has started the node's job again, after its ranks saved
+        in this start, so that the node takes part in the next one."""
         assert plan.elastic is not None
         self._run = run
         self._node_rank = node_rank
@@ -49,7 +51,7 @@ class ElasticNode:
         self._state = state
         self._signals = signals
         self._claim = claim
-        self.company = Company(run, node_rank, start, plan, meet_s, restarted=restarted)
+        self.company = Company(run, node_rank, start, plan, meet_s, together=together, restarted=restarted)
         choosing = plan.elastic.choosing
         self.releases = choosing is not None and choosing.release
         """Whether nodes that are not chosen end."""

@@ -36,8 +36,13 @@ _OF_THE_NODE = ("TMPDIR", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_D
 class Joins:
     """The jobs for lost nodes, as the first node of one start asks for them."""
 
-    def __init__(self, run: RunDir, plan: Plan, start: Start, *, group: bool) -> None:
+    def __init__(
+        self, run: RunDir, plan: Plan, start: Start, *, together: Collection[int], job: str | None, group: bool
+    ) -> None:
+        """`together`: the nodes of this node's own `job`."""
         self._run = run
+        self._together = together
+        self._job = job
         self._plan = plan
         self._start = start
         self._group = group
@@ -63,22 +68,25 @@ class Joins:
     def _ask(self, rank: int) -> None:
         name = self._plan.node_names[rank]
         state = self._run.read(self._run.node_state(name), NodeRecord)
-        if state is None or state.job is None or state.of.submission < self._start.submission:
-            return  # it never came: its own job may still bring it
-        if not self._may_replace(state.job):
+        job, host = (None, None) if state is None else (state.job, state.host)
+        if state is None or job is None or state.of.submission < self._start.submission:
+            if rank not in self._together or self._job is None:
+                return  # it never came: its own job may still bring it
+            job, host = self._job, None
+        if not self._may_replace(job):
             return
         path = self._run.join(str(self._start), name)
         record = {"id": None, "node": rank, "start": str(self._start), "unix": time.time()}
         self._run.joins.mkdir(exist_ok=True)
         self._run.write_json(path, record)  # before there is a job: what is refused is not submitted again
         try:
-            self._free(name, state.job, state.host)
-            job = self._submit(name)
+            self._free(name, job, host)
+            again = self._submit(name)
         except TdppError as error:  # the run goes on without
             print(f"node {name} could not be asked for again: {error}", flush=True)
             return
-        self._run.write_json(path, {**record, "id": job})
-        print(f"node {name} is asked for again by job {job}", flush=True)
+        self._run.write_json(path, {**record, "id": again})
+        print(f"node {name} is asked for again by job {again}", flush=True)
 
     def _may_replace(self, job: str) -> bool:
         """Whether a job is to have another one for its node: not one that somebody cancelled or Slurm starts again."""

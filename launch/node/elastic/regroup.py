@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from megatron_ext.contract.run_files import checkpoint_iteration
 
 RESTART_S = 60.0
 """A node whose job Slurm starts again waits for the others' jobs so long; those that come later are taken in then."""
+TOGETHER_S = 60.0
+"""The same for a node of one's own job that does not begin; if it comes later, the run takes it in."""
 MOST_IN_VAIN = 3
 """Starts in a row with the same nodes and from the same checkpoint; one more would end as they did."""
 
@@ -61,9 +63,18 @@ class Company:
     """The other nodes, for one start of an elastic run."""
 
     def __init__(
-        self, run: RunDir, node_rank: int, start: Start, plan: Plan, meet_s: float, *, restarted: bool = False
+        self,
+        run: RunDir,
+        node_rank: int,
+        start: Start,
+        plan: Plan,
+        meet_s: float,
+        *,
+        together: Collection[int] = (),
+        restarted: bool = False,
     ) -> None:
-        """`restarted`: Slurm has started this node's job again, after its ranks saved; the others may not be back."""
+        """`together`: nodes of the same job, whose agents start at once. `restarted`: Slurm has started this node's job
+        again, after its ranks saved; the others may not be back."""
         self._run = run
         self._node_rank = node_rank
         self._start = start
@@ -72,7 +83,7 @@ class Company:
         self.submission = start.submission
         meet_s = min(meet_s, RESTART_S) if restarted else meet_s
         self._fellows = {
-            rank: Fellow(run, name, start.submission, meet_s)
+            rank: Fellow(run, name, start.submission, min(meet_s, TOGETHER_S) if rank in together else meet_s)
             for rank, name in enumerate(plan.node_names)
             if rank != node_rank
         }

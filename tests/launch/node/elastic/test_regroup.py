@@ -16,9 +16,9 @@ from launch.errors import LaunchError
 from launch.files.records import Start
 from launch.files.run_files import Faults
 from launch.node.elastic.peer_status import DOUBTED_S, PARKED, REGROUPS, SILENCE_S
-from launch.node.elastic.regroup import MOST_IN_VAIN, Company, newest
+from launch.node.elastic.regroup import MOST_IN_VAIN, TOGETHER_S, Company, newest
 from launch.node.elastic.replan import replanned
-from launch.node.peers import LOOK_S
+from launch.node.peers import LOOK_S, Finding
 from launch.node.rank_failures import read_doings
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import SAVED
@@ -97,6 +97,22 @@ def test_the_first_plans_and_all_follow(run: RunDir, clock: Clock) -> None:
         ["local-0", "local-1", "local-2"],
         "a rank was lost",
     )
+
+
+def test_a_node_of_the_own_job_that_does_not_begin_is_gone_on_without_sooner_than_one_of_another_job(
+    run: RunDir, clock: Clock
+) -> None:
+    tell(run, 0, "running")
+    tell(run, 1, "running")
+    start, of = newest(run, 0)
+    apart, together = (Company(run, 0, start, of, MEET_S, together=nodes) for nodes in ([0], [0, 1, 2]))
+    for each in (apart, together):
+        wait(clock, run, TOGETHER_S + LOOK_S, each, n1="running")
+    assert apart.look() is None
+    assert together.look() == Finding("node local-2 was lost", again=True)
+    tell(run, 2, "running")
+    wait(clock, run, LOOK_S, together, n1="running", n2="running")
+    assert together.look() is None
 
 
 def test_two_that_plan_at_once_follow_one_plan(run: RunDir, clock: Clock) -> None:
