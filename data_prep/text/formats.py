@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from xml.parsers import expat
 
 from data_prep.errors import BadDocument, missing_package
@@ -112,7 +112,7 @@ def _paragraphs(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def text_of(content: bytes, kind: Format, key: str) -> str:
-    """The text of a raw document, without a byte order mark; of JSON the value of `key`.
+    """The text of a raw document, without a byte order mark; of JSON the value of `key`, or of `key.within`.
 
     Raises:
         BadDocument: it has none.
@@ -139,10 +139,13 @@ def _value(line: str, key: str) -> str:
         raise BadDocument(0, f"not JSON ({error}); each line must be an object of its own") from error
     if not isinstance(record, dict):
         raise BadDocument(0, f"not a JSON object with the text under {key!r}, but {line.strip()[:40]}")
-    if key not in record:
-        found = ", ".join(map(repr, record)) or "none"
-        raise BadDocument(0, f"no key {key!r}; its keys are {found}; choose one with --key")
-    value = record[key]
+    value: Any = record
+    for name in [key] if key in record else key.split("."):
+        if not isinstance(value, dict) or name not in value:
+            found = ", ".join(map(repr, value)) if value and isinstance(value, dict) else "none"
+            where = "" if value is record else f", in which {name!r} is missing"
+            raise BadDocument(0, f"no key {key!r}{where}; its keys are {found}; choose one with --key")
+        value = value[name]
     if not isinstance(value, str):
         raise BadDocument(0, f"{key!r} is not text, but {json.dumps(value)[:40]}; choose another key with --key")
     try:

@@ -56,8 +56,9 @@ def _opened(path: Path) -> tuple[ParquetFile, tuple[type[Exception], ...]]:
 def _rows(
     file: ParquetFile, path: Path, column: str | None, first: int, largest: int
 ) -> Iterator[tuple[int, bytes, int]]:
-    if column is not None:
-        _require_text(file, path, column)
+    from pyarrow.compute import struct_field
+
+    within = [] if column is None else _path_to_text(file, path, column)[1:]
     size, total = path.stat().st_size, max(file.metadata.num_rows, 1)
     begin = 0
     for group in range(file.metadata.num_row_groups):
@@ -65,9 +66,10 @@ def _rows(
         number = begin
         if first < end:
             for batch in file.iter_batches(ROWS, row_groups=[group], columns=column and [column], use_threads=False):
+                texts = struct_field(batch.column(0), within) if within else batch.column(0)
                 for place in range(len(batch)):
                     if number >= first:
-                        content = _text(batch.column(0)[place], number, column) if column else _row(batch, place)
+                        content = _text(texts[place], number, column) if column else _row(batch, place)
                         if len(content) > largest:
                             raise BadDocument(number, f"larger than a document may be ({largest} bytes)")
                         yield number, content, size * (number + 1) // total
@@ -86,17 +88,26 @@ def _row(batch: RecordBatch, place: int) -> bytes:
     return json.dumps(batch.slice(place, 1).to_pylist()[0], default=str).encode()
 
 
-def _require_text(file: ParquetFile, path: Path, column: str) -> None:
-    """Raises DataPrepError for a file without this column, or where it holds something else than text."""
+def _path_to_text(file: ParquetFile, path: Path, column: str) -> list[str]:
+    """The names down to this column, which may lie within another: `column.within`.
+
+    Raises:
+        DataPrepError: a file without this column, or where it holds something else than text.
+    """
     from pyarrow import types
 
-    schema = file.schema_arrow
-    if column not in schema.names:
-        found = ", ".join(map(repr, schema.names)) or "none"
-        raise DataPrepError(f"{path}: no column {column!r}; its columns are {found}; choose one with --key")
-    kind = schema.field(column).type
+    fields = {field.name: field.type for field in file.schema_arrow}
+    names = [column] if column in fields else column.split(".")
+    for place, name in enumerate(names):
+        if name not in fields:
+            found = ", ".join(map(repr, fields)) or "none"
+            where = f", in which {name!r} is missing" if place else ""
+            raise DataPrepError(f"{path}: no column {column!r}{where}; its columns are {found}; choose one with --key")
+        kind = fields[name]
+        fields = {field.name: field.type for field in kind} if types.is_struct(kind) else {}
     if not (types.is_string(kind) or types.is_large_string(kind)):
         raise DataPrepError(f"{path}: the column {column!r} is not text, but {kind}; choose another with --key")
+    return names
 
 
 def _damaged(path: Path, error: Exception) -> DataPrepError:

@@ -125,6 +125,11 @@ BROKEN = {
         JSONL + b'{"id": 1, "body": "x"}',
         r"b\.jsonl:4: no key 'text'; its keys are 'id', 'body'; ch",
     ),
+    "no key within": (
+        "b.jsonl",
+        b'{"text": {"a": 1}}',
+        r"b\.jsonl:1: 'text' is not text, but \{\"a\": 1\}; choose another key",
+    ),
     "no text": ("b.jsonl", b'{"text": null}', r"b\.jsonl:1: 'text' is not text, but null; choose another key with"),
     "half a character": ("b.jsonl", rb'{"text": "\ud83d"}', r"b\.jsonl:1: 'text' has half a character \(\\ud83d\)"),
     "a gz cut short": ("b.txt.gz", gzip.compress(b"x\n" * 9)[:-9], r"b\.txt\.gz:\d+: cannot be .* ends in the middle"),
@@ -139,6 +144,18 @@ BROKEN = {
     "a dump cut short": ("b.xml", DUMP[:-20], r"b\.xml:\d+: not XML from here on .*not copied completely"),
     "nothing at all": ("b.txt", b"", r"source: no text in its files \(1 empty\)"),
 }
+
+
+def test_a_key_may_lie_within_another(tmp_path: Path) -> None:
+    deep, flat = b'{"record": {"text": "deep"}}', b'{"record.text": "flat", "record": {"text": "no"}}'
+    assert [text_of(line, Format.jsonl, "record.text") for line in (deep, flat)] == ["deep", "flat"]
+    for line, message in (
+        (b'{"record": {"id": 1}}', "no key 'record.text', in which 'text' is missing; its keys are 'id'; choose"),
+        (b'{"record": "text"}', "no key 'record.text', in which 'text' is missing; its keys are none; choose"),
+        (b'{"id": 1}', "no key 'record.text'; its keys are 'id'; choose"),
+    ):
+        with pytest.raises(BadDocument, match=message):
+            text_of(line, Format.jsonl, "record.text")
 
 
 @pytest.mark.parametrize("broken", BROKEN)

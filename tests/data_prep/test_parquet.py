@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_prep.errors import DataPrepError
+from data_prep.errors import BadDocument, DataPrepError
 from data_prep.files import journal as journal_module
 from data_prep.preparation import prepare as module
 from data_prep.preparation.prepare import Request, chunks, prepare
 from data_prep.text.corpus import Corpus, corpus_of
 from data_prep.text.encode import Options
 from data_prep.text.formats import Format, format_of
+from data_prep.text.parquet import rows
 from data_prep.tokenizers.tokenizer import ByteTokenizer
 from launch.commands.data import main
 from megatron_ext.data.indexed_dataset import IndexedDataset
@@ -134,3 +136,21 @@ def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(DataPrepError, match=r"package pyarrow is needed to read Parquet files, but missing: pip inst"):
         list(chunks(corpus, Options()))
+
+
+def test_a_column_may_lie_within_another(tmp_path: Path) -> None:
+    records = [{"by": {"text": "one"}, "id": 1}, {"by": {"text": "two"}, "id": 2}, {"by": None, "id": 3}]
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"record": records}), path)
+
+    assert [content for _, content, _ in islice(rows(path, "record.by.text", 0, 99), 2)] == [b"one", b"two"]
+    with pytest.raises(BadDocument, match=r"'record\.by\.text' has no text in this row"):
+        list(rows(path, "record.by.text", 2, 99))
+    for column, message in (
+        ("record.by.words", "no column 'record.by.words', in which 'words' is missing; its columns are 'text'; choose"),
+        ("record.id.text", "no column 'record.id.text', in which 'text' is missing; its columns are none; choose"),
+        ("record.id", "the column 'record.id' is not text, but int64; choose another"),
+        ("record", "the column 'record' is not text, but struct<"),
+    ):
+        with pytest.raises(DataPrepError, match=message):
+            list(rows(path, column, 0, 99))
