@@ -135,7 +135,9 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
 def _read_recompute(parallel: Parallel) -> None:
     """Makes the text of `recompute` what it says."""
     try:
-        object.__setattr__(parallel, "recompute", Recompute(parallel.recompute))
+        way = Recompute(parallel.recompute)
+        _once_or_by_stage(parallel, "recompute", str(parallel.recompute), "[a-z:0-9]+", "", "")
+        object.__setattr__(parallel, "recompute", way)
     except ValueError as rule:
         raise ConfigError(f"parallel.recompute={parallel.recompute} must be {rule}") from rule
 

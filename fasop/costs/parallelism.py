@@ -150,7 +150,8 @@ class Parallelism(PlacedPlan):
     def alike(self) -> bool:
         """Whether all stages have tensor groups of one size, as many replicas, and keep the same of what is theirs."""
         layout, keep = self.layout, (self.zero, self.offload)
-        return layout.even and len({*layout.tensors}) == 1 and not any(isinstance(one, tuple) for one in keep)
+        even = layout.even and len({*layout.tensors}) == 1 and len(self.recompute.stages) == 1
+        return even and not any(isinstance(one, tuple) for one in keep)
 
     @property
     def offloads(self) -> tuple[Offload, ...]:
@@ -164,7 +165,7 @@ class Parallelism(PlacedPlan):
 
     def of_stage(self, stage: int) -> Parallelism:
         """Return the same plan, whose stages all keep what this one keeps."""
-        if not isinstance(self.zero, tuple) and not isinstance(self.offload, tuple):
+        if not any(isinstance(one, tuple) for one in (self.zero, self.offload)) and len(self.recompute.stages) == 1:
             return self
         zero = self.zero[stage] if isinstance(self.zero, tuple) else self.zero or int(self.sharded_optimizer)
         return replace(
@@ -172,6 +173,7 @@ class Parallelism(PlacedPlan):
             sharded_optimizer=zero > 0,
             zero=zero if zero >= SCATTERED else None,
             offload=self.offloads[stage],
+            recompute=self.recompute.of_stage(stage),
         )
 
     @property

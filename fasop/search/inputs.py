@@ -99,7 +99,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     counted = cfg.model.get("layers") if of_module and not OmegaConf.is_missing(cfg.model, "layers") else None
     if of_module:
         cfg.model.layers = 1  # its profile knows how many
-    for key, nothing in (("zero", None), ("offload", "none")):
+    for key, nothing in (("zero", None), ("offload", "none"), ("recompute", "none")):
         if len(of_any_stage(cfg.parallel.get(key))) > 1 or "*" in str(cfg.parallel.get(key)):
             cfg.parallel[key] = nothing  # for the stages of another plan
     parallel = to_object(cfg, Parallel, "parallel")

@@ -60,7 +60,8 @@ def by_time(plan: Plan) -> tuple[float, tuple[object, ...]]:
     makes a plan complicated.
     """
     p = plan.training.parallel
-    options = (RECOMPUTES.index(p.recompute.way), p.recompute.layers or 0, p.sharded_optimizer, p.sequence_parallel)
+    again = sum(way.layers or 0 for way in p.recompute.stages)
+    options = (RECOMPUTES.index(p.recompute.way), again, p.sharded_optimizer, p.sequence_parallel)
     schedule = (list(Schedule).index(p.schedule), p.chunks)
     sizes = (p.tensor_size, p.data, p.pipeline, p.expert, p.context, p.micro_batch_size)
     return plan.total, (

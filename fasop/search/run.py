@@ -34,6 +34,7 @@ from fasop.search.shares.unequal_shares import explore_shares
 from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
 from fasop.simulation.pipelines import Pipelines
+from megatron_ext.contract.parallel_config import Recompute
 
 LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
@@ -50,6 +51,10 @@ BOXES = (200, 0)
 PASSES = 2**13
 """Parts times micro-batches of a plan; of one with more, which takes longer to simulate, only the first one is
 proved."""
+
+
+RELIEVED = 4
+"""Of how many plans that compute layers again, beside the first one, stages compute fewer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +131,17 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
         looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
         plans = [*found, *plans]
-        leave = {"shares": bool(asked.may_scatter), "offloads": bool(asked.may_offload)}
-        relief = relieved(plans[0], begun + LIMIT_S, **leave)
-        if relief is not None and relief.total < WORTH * plans[0].total and inputs.fault(relief) is None:
-            plans = [relief, *plans]
+        both = {Recompute.none, Recompute.full} <= {*asked.choices.recompute}
+        leave = {
+            "shares": bool(asked.may_scatter),
+            "offloads": bool(asked.may_offload),
+            "recomputes": both and not asked.training.equal_only,
+        }
+        again = [plan for plan in plans[1:] if plan.training.parallel.recompute.way is Recompute.full]
+        for plan in [plans[0], *again[:RELIEVED]]:
+            relief = relieved(plan, begun + LIMIT_S, **leave)
+            if relief is not None and relief.total < WORTH * plans[0].total and inputs.fault(relief) is None:
+                plans = [relief, *plans]
         if args.prove:
             plans = prove(plans, progress, inputs.fault)
             least = max(least, closer_least(spaces, plans[0].total, progress=progress))

@@ -6,6 +6,7 @@ several kinds, a function has a slope for each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,9 +21,23 @@ Layers = Integers | Floats
 class Again:
     """What the first layers of a stage, or part, take longer because they are computed again."""
 
-    most: int
+    most: Integers
+    """[pipelines], how many of them are."""
     layer: Floats
     """[stages, pipelines], for each of them."""
+
+    @classmethod
+    def joined(cls, several: Sequence[Linear]) -> Again | None:
+        """Return that of pipelines one after another; None where no layer of any is computed again."""
+        if all(one.again is None for one in several):
+            return None
+        nothing = [cls(most=np.zeros(one.fixed.shape[1], np.int64), layer=np.zeros_like(one.fixed)) for one in several]
+        every = [one.again or none for one, none in zip(several, nothing, strict=True)]
+        layer = np.concatenate([one.layer for one in every], axis=-1)
+        return cls(most=np.concatenate([one.most for one in every]), layer=layer)
+
+    def take(self, columns: Integers) -> Again:
+        return Again(most=self.most[columns], layer=self.layer[:, columns])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +69,7 @@ class Linear:
         return Linear(fixed=self.fixed + other.fixed, layer=self.layer + other.layer)
 
     def take(self, columns: Integers) -> Linear:
-        again = None if self.again is None else replace(self.again, layer=self.again.layer[:, columns])
+        again = None if self.again is None else self.again.take(columns)
         return Linear(fixed=self.fixed[:, columns], layer=self.layer[..., columns], again=again)
 
 

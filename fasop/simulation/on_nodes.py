@@ -61,7 +61,8 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         time = _after_first_bucket(training, backward.layer[..., : parallel.pipeline, :])
         if parallel.recompute.layers is not None:  # the first layers of a stage are the last ones in a backward pass
             longer = filling(parallel.schedule) * slowest.again
-            time = replace(time, again=Again(most=parallel.recompute.layers, layer=longer))
+            most = np.full(longer.shape[1], parallel.recompute.layers)
+            time = replace(time, again=Again(most=most, layer=longer))
         hidden = Hidden(time=time, last=exchanged.last)
         if training.overlaps_optimizer:
             hidden = _beside_steps(hidden, training, stepping)
@@ -407,7 +408,8 @@ def pass_times(training: Training, times: Floats, again: Floats | None = None) -
     fixed[-1] += head[-1]
     most, longer = training.parallel.recompute.layers, None
     if again is not None and most is not None:
-        longer = Again(most=most, layer=np.concatenate([again] * training.parallel.chunks))
+        every = np.concatenate([again] * training.parallel.chunks)
+        longer = Again(most=np.full(every.shape[1], most), layer=every)
     return Linear(fixed=fixed, layer=layers[0] if training.blocks.alike else np.stack(layers), again=longer)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.simulation import vectorised
-from fasop.simulation.linear import BackwardMessages, Hidden, LayerOrder, Layers, Linear
+from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Layers, Linear
 from fasop.simulation.loaded import PartitionedPipelines, Parts
 from fasop.simulation.vectorised import Times, Traffic
 
@@ -380,7 +380,10 @@ def _joined(values: Sequence[Any]) -> Any:
     match values[0]:
         case np.ndarray():
             return np.concatenate(values, axis=-1)
-        case Linear() | Hidden() | BackwardMessages() as first:
+        case Linear() as first:
+            fixed, layer = (_joined([getattr(value, name) for value in values]) for name in ("fixed", "layer"))
+            return replace(first, fixed=fixed, layer=layer, again=Again.joined(values))
+        case Hidden() | BackwardMessages() as first:
             parts = {name: _joined([getattr(value, name) for value in values]) for name in vars(first)}
             return replace(first, **parts)
         case first:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterable, Iterator, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from megatron_ext.contract.keys import Get, Range, Word, option, shown
 from megatron_ext.contract.schedule.schedules import DEFAULT, OF_ANY_COUNT, SCHEDULES, PipelineSchedule
@@ -60,7 +60,8 @@ class Schedule(Word):
 class Recompute(str):
     """Which activations are computed again in the backward pass, to save their memory: `none`, `selective` (the
     attention's core), `full` (everything except each layer's input), or `full:3`, as `full` in the first three layers
-    of each stage, or of each of its chunks. Equal texts are one object."""
+    of each stage, or of each of its chunks; or one of these, but `selective`, for each stage: `full:3-none`. Equal
+    texts are one object."""
 
     none: ClassVar[Recompute]
     selective: ClassVar[Recompute]
@@ -71,19 +72,40 @@ class Recompute(str):
         """Raises ValueError, with the rule, for a text that is none of these."""
         found = cls._known.get(text)
         if found is None:
-            if not re.fullmatch(r"none|selective|full(:[1-9][0-9]{0,5})?", text, re.ASCII):
-                raise ValueError("none, selective, full, or full:N for N layers of each stage, such as full:3")
-            found = cls._known[str(text)] = super().__new__(cls, text)
+            ways: List[str] = []
+            for item in text.split("-"):
+                match = re.fullmatch(
+                    r"(none|selective|full(?::[1-9][0-9]{0,5})?)(?:\*([1-9][0-9]{0,3}))?", item, re.ASCII
+                )
+                ways += [match[1]] * int(match[2] or 1) if match else [""]
+            if "" in ways or ("selective" in ways and len({*ways}) > 1):
+                raise ValueError(
+                    "none, selective, full, or full:N for N layers of each stage, such as full:3, or one of them but "
+                    "selective for each stage joined by dashes, such as full:3-none"
+                )
+            once = ways[0] if len({*ways}) == 1 else "-".join(ways)
+            found = cls._known[str(text)] = super().__new__(cls, text) if once == text else cls(once)
         return found
+
+    @property
+    def stages(self) -> Tuple[Recompute, ...]:
+        """What each stage does; where all do the same, that alone."""
+        return tuple(map(Recompute, self.split("-")))
+
+    def of_stage(self, stage: int) -> Recompute:
+        """Return what a stage does."""
+        return self.stages[stage] if "-" in self else self
 
     @property
     def way(self) -> Recompute:
         """What is done to a layer that is computed again: this text without a number of layers."""
-        return Recompute(self.partition(":")[0])
+        return Recompute.full if "-" in self else Recompute(self.partition(":")[0])
 
     @property
     def layers(self) -> Optional[int]:
-        """How many layers of each stage are computed again; None: all, or with `none` none."""
+        """How many layers of each stage are computed again; None: all, or with `none` none. Of several stages that
+        differ each has its own."""
+        assert "-" not in self, self
         number = self.partition(":")[2]
         return int(number) if number else None
 
@@ -219,7 +241,7 @@ class Parallel:
     recompute: RecomputeText = Recompute.none
     """Which activations are computed again in the backward pass, to save their memory. `none`; `selective`: only the
     attention core; `full`: everything except each layer's input; `full:3`: the same in the first three layers of each
-    stage, or of each of its chunks."""
+    stage, or of each of its chunks; `full:3-none`: by stage."""
     sharded_optimizer: bool = False
     """Each replica keeps only its share of the optimizer state: another name of `zero=1`."""
     zero: ZeroByStage = option(None, Range(0, 3))
@@ -345,8 +367,10 @@ def broken_by_offload(get: Get, of_train: Get, prefix: str) -> Iterator[str]:
     text = get("offload", None) or Offload.none
     offload = Offload.together(map(Offload, of_any_stage(text)))
     optimizer, sync_every = of_train("optimizer", None), of_train("sync_every", None)
-    recompute = get("recompute", Recompute.none)
-    if offload.takes_activations and recompute != Recompute.none:
+    recompute = Recompute(get("recompute", Recompute.none))
+    offloads = get("offloads", None) or [offload] * len(recompute.stages)
+    pairs = zip(offloads, recompute.stages if len(recompute.stages) > 1 else [recompute] * len(offloads))
+    if any(Offload(kept).takes_activations and way != Recompute.none for kept, way in pairs):
         yield (
             f"{prefix}offload={text} cannot be combined with {prefix}recompute={recompute}: what a layer keeps is "
             f"in the host's memory, or is computed again; use {prefix}recompute=none, or {prefix}offload="
@@ -416,14 +440,15 @@ NOT_BY_STAGE = {
     "elastic": "the stages may be others when a node is lost",
     "schedule_file": "only the passes of named schedules are known stage by stage",
 }
-"""Why a key of plan.json does not go with what stages keep each in a way of its own."""
+"""Why a key of plan.json does not go with what stages keep, or compute again, each in a way of its own."""
 
 
 def broken_by_stages(get: Get, prefix: str, by_stage: str, given: Callable[[str], str]) -> Iterator[str]:
-    """Every rule broken by `zero` or `offload` by stage, which `by_stage` says with its key, as `given` does others."""
+    """Every rule broken by `zero`, `offload` or `recompute` by stage, which `by_stage` says with its key, as `given`
+    does others."""
     key = by_stage.partition("=")[0]
     for other, why in NOT_BY_STAGE.items():
-        if get(other, None):
+        if get(other, None) and (other != "adapt" or not key.endswith("recompute")):
             yield (
                 f"{by_stage} cannot be combined with {given(other)}, for {why}; use one {key} for all stages, or "
                 "leave that out"

@@ -21,11 +21,12 @@ def task_of(plan: Plan) -> Task:
         EngineError: `model.code` leads to nothing that can be trained.
     """
     make: Callable[[Plan], Task] = import_module(f"megatron_ext.families.{plan.model.family}.task").TASK
-    layers = plan.recompute.layers
-    if layers is None:
+    if len(plan.recompute.stages) == 1 and plan.recompute.layers is None:
         return make(plan)
     task, again = (make(replace(plan, recompute=way)) for way in (Recompute.none, plan.recompute.way))
-    counted = iter([number < layers for count in plan.partition for number in range(count)])
+    of_parts = [plan.recompute.of_stage(part % plan.pipeline) for part in range(len(plan.partition))]
+    first = [0 if way == Recompute.none else way.layers or count for way, count in zip(of_parts, plan.partition)]
+    counted = iter([number < most for most, count in zip(first, plan.partition) for number in range(count)])
     task.blocks = [
         other if block.placement is Placement.COUNTED and next(counted, False) else block
         for block, other in zip(task.blocks, again.blocks)

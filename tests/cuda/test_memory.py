@@ -106,6 +106,7 @@ STAGES = "parallel.pipeline=2 parallel.partition=6-6"
 BY_STAGE = {
     "zero=3-1": Case(4, GPT, f"{STAGES} parallel.data=2 parallel.zero=3-1"),
     "zero=0-2": Case(4, GPT, f"{STAGES} parallel.data=2 parallel.zero=0-2"),
+    "recompute=full:2-none": Case(2, GPT, f"{STAGES} parallel.data=1 parallel.recompute=full:2-none"),
     "offload=optimizer-activations": Case(2, GPT, f"{STAGES} parallel.data=1 parallel.offload=optimizer-activations"),
 }
 

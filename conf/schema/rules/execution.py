@@ -158,6 +158,7 @@ def check_engine(
         ),
         "zero": ("parallel.zero", parallel.zero, True if max(parallel.zeros) > 1 else None),
         "zeros": ("parallel.zero", parallel.zero, True if len({*parallel.zeros}) > 1 else None),
+        "recompute": ("parallel.recompute", parallel.recompute, parallel.recompute),
         "scattered_cuts": (
             "parallel.scatter_messages",
             parallel.scatter_messages,
@@ -227,6 +228,11 @@ def _schedule(parallel: Parallel, regrouped: bool) -> None:
         raise ConfigError(
             "parallel.scatter_messages=true: Megatron-LM sends whole messages since megatron-core 0.13; use "
             "parallel.scatter_messages=false, or engine=tdpp"
+        )
+    if len(parallel.recompute.stages) > 1:
+        raise ConfigError(
+            f"parallel.recompute={parallel.recompute}: Megatron-LM computes as many layers again in all stages; use "
+            "one for all stages, or engine=tdpp"
         )
     if parallel.zero is not None:
         raise ConfigError(

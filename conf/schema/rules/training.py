@@ -158,7 +158,8 @@ def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic)
     told = {key: f"{name}={shown(value)}" for key, (name, value) in given.items()}
     for broken in broken_by_zero(lambda key, _: given[key][1], "parallel.", told.__getitem__):
         raise ConfigError(broken)
-    for key, by_stage in (("zero", parallel.zeros), ("offload", parallel.offloads)):
+    by_key = {"zero": parallel.zeros, "offload": parallel.offloads, "recompute": parallel.recompute.stages}
+    for key, by_stage in by_key.items():
         if len({*by_stage}) > 1:
             text = f"parallel.{key}={getattr(parallel, key)}"
             for broken in broken_by_stages(lambda key, _: given[key][1], "parallel.", text, told.__getitem__):

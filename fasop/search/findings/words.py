@@ -101,9 +101,11 @@ def gained_by_stage(first: Plan, alike: Plan) -> str:
 
 
 def kept_by_stage(first: Plan, alike: Plan) -> str:
-    """What stages gain that each keep their own share, or their own things in the host's memory."""
+    """What stages gain that each keep their own share, or their own things in the host's memory, or compute their own
+    number of layers again."""
     p = first.training.parallel
     by_stage = [name for name in ("zero", "offload") if isinstance(getattr(p, name), tuple)]
+    by_stage += ["recompute"] if len(p.recompute.stages) > 1 else []
     if not by_stage:
         return ""
     given = " and ".join(f"parallel.{name}={getattr(first.parallel, name)}" for name in by_stage)

@@ -198,9 +198,12 @@ def _tensor(text: str) -> int:
 
 def _recompute(text: str) -> Recompute:
     try:
-        return Recompute(text)
+        way = Recompute(text)
     except ValueError as rule:
         raise NoValue(f"must be {rule}") from rule
+    if len(way.stages) > 1:
+        raise NoValue("must be one for all stages: the search finds which stage computes how many layers again")
+    return way
 
 
 def _chunks(text: str) -> int:

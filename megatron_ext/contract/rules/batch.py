@@ -8,6 +8,7 @@ from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
 from megatron_ext.contract.parallel_config import (
     Offload,
+    Recompute,
     broken_by_shards,
     broken_by_stages,
     broken_by_stream,
@@ -93,6 +94,13 @@ def _by_stage(plan: Values) -> Faults:
         if len(values) != plan["pipeline"]:
             yield key, values, f"of pipeline={plan['pipeline']} values"
         for broken in broken_by_stages(plan.get, "", f"{key}={values}", lambda key: f"{key}={plan.get(key)}"):
+            yield PlanFault(broken)
+    stages = len(Recompute(plan["recompute"]).stages)
+    if stages > 1:
+        if stages != plan["pipeline"]:
+            yield "recompute", plan["recompute"], f"one way, or pipeline={plan['pipeline']} of them"
+        told = f"recompute={plan['recompute']}"
+        for broken in broken_by_stages(plan.get, "", told, lambda key: f"{key}={plan.get(key)}"):
             yield PlanFault(broken)
     if zeros is not None:
         largest = max(zeros, default=0)
@@ -197,6 +205,6 @@ RULES: Rules = [
     ((*GRID, "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
     (("nodes", "pipeline", "tensor"), _elastic),
     (("sharded_optimizer",), _zero),
-    (("pipeline", "sharded_optimizer"), _by_stage),
+    (("pipeline", "sharded_optimizer", "recompute"), _by_stage),
     ((*GRID, "sharded_optimizer"), _shards),
 ]

@@ -111,6 +111,8 @@ def _megatron_core(plan: Values) -> Faults:
     for key, must in _ALIKE.items():
         if plan.get(key) is not None:
             yield key, plan[key], must
+    if "-" in plan.get("recompute", ""):
+        yield "recompute", plan["recompute"], f"one for all stages {WITH}; engine=tdpp has one for each stage"
     family = plan.get("model", {}).get("family", DEFAULT)
     if not family_named(family).megatron_core:
         yield "model.family", family, f"gpt, bert or t5 {WITH}; engine=tdpp trains all families"

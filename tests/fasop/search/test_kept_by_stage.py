@@ -16,7 +16,7 @@ from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 from fasop.simulation.predict import predict, predict_plan
 from fasop.tables.plans import launched_with
-from megatron_ext.contract.parallel_config import Offload
+from megatron_ext.contract.parallel_config import Offload, Recompute
 
 WORDS = ("cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "parallel.global_batch_size=8")
 BF16 = ("train.precision=bf16", "parallel.recompute=full", "parallel.tensor=1", "parallel.schedule=one_f_one_b")
@@ -78,3 +78,51 @@ def test_stages_keep_unlike_things_where_that_is_faster() -> None:
     found = best_plans(read([*TWO_STAGES, with_memory(6.5), "parallel.recompute=none,full"]), ARGS)
     assert not found.plans[0].training.parallel.alike
     assert any("gains" in line and "the same in all stages" in line for line in found.summary)
+
+
+EIGHT = (
+    *("cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "model.layers=8", "model.sequence_length=2048"),
+    *("train.precision=bf16", "parallel.global_batch_size=16"),
+    *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=4"),
+    *("parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b", "parallel.offload=none"),
+)
+
+
+def test_stages_compute_the_fewest_layers_again_that_their_memory_needs() -> None:
+    """Against every number of layers that each stage can have."""
+    gib = 3.4
+    found = best_plans(read([*EIGHT, with_memory(gib), "parallel.recompute=none,full"]), ARGS).plans[0]
+    assert len(found.training.parallel.recompute.stages) == 4
+    layers = max(found.partition.layers)
+    every = [Recompute.none, *(Recompute(f"full:{number}") for number in range(1, layers + 1))]
+    predicted = []
+    for stages in product(every, repeat=4):
+        parallel = replace(found.training.parallel, recompute=Recompute("-".join(stages)))
+        predicted.append(predict_plan(replace(found, training=replace(found.training, parallel=parallel))))
+    fitting = [one.iteration_s for one in predicted if all(stage.memory_gib <= gib for stage in one.stages)]
+    assert found.total == pytest.approx(min(fitting), rel=1e-9)
+    assert found.bound <= found.total
+    words = [f"{key}={value}" for key, value in launched_with(found, {}).items()]
+    launched = predict(compose([*EIGHT[:7], with_memory(gib), *words]))
+    assert launched.iteration_s == pytest.approx(found.total, rel=1e-9)
+    assert all(stage.memory_gib <= gib for stage in launched.stages)
+
+
+def test_how_much_is_computed_again_stays_as_it_is_said() -> None:
+    found = best_plans(read([*EIGHT, with_memory(3.8), "parallel.recompute=full"]), ARGS).plans[0]
+    assert found.training.parallel.recompute is Recompute.full
+    with pytest.raises(SearchError, match="recompute=full-none must be one for all stages"):
+        read([*EIGHT, "parallel.recompute=full-none"])
+
+
+def test_several_numbers_of_layers_that_are_computed_again_take_what_each_takes_alone() -> None:
+    """Their times are worked out side by side."""
+    words = [*EIGHT, with_memory(3.8)]
+    numbers = ("full:1", "full:2", "full")
+    alone = {
+        number: best_plans(read([*words, f"parallel.recompute={number}"]), ARGS).plans[0].total for number in numbers
+    }
+    found = best_plans(read([*words, f"parallel.recompute=none,{','.join(numbers)}"]), replace(ARGS, top=30)).plans
+    for number, seconds in alone.items():
+        own = [plan.total for plan in found if plan.training.parallel.recompute is Recompute(number)]
+        assert min(own) == pytest.approx(seconds, rel=1e-9), number

@@ -11,6 +11,9 @@ from conf.errors import ConfigError
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.families.tasks import task_of
+from megatron_ext.parallel.tensor_parallel import TensorGroup
+from megatron_ext.tasks.task import Placement
 from tests.megatron_ext.engine.optimizer.test_optimizers_agree import assert_equal
 from tests.megatron_ext.engine.test_zero_agrees import (
     STAGES,
@@ -52,6 +55,9 @@ CASES = {
     "activations": [*STAGES, "parallel.offload=none-activations"],
     "both": [*INTERLEAVED, "parallel.offload=both-optimizer"],
     "offloaded-tensor": [*STAGES, *TENSOR, "parallel.tensor=2-1", "parallel.offload=activations-both"],
+    "recomputed": [*THREE, "parallel.recompute=full:1-none-full"],
+    "recomputed-chunks": [*INTERLEAVED, "parallel.recompute=none-full:1", "parallel.zero=3-1"],
+    "recomputed-or-offloaded": [*STAGES, "parallel.recompute=full-none", "parallel.offload=none-activations"],
     "all": [*THREE, "parallel.zero=3-0-2", "parallel.offload=optimizer-activations-both"],
 }
 QUICK = ("stages", "none-of-one", "three", "interleaved", "tensor-by-stage", "both", "all")
@@ -65,7 +71,7 @@ def test_every_layout_equals_the_textbook(
     words: list[str], reference: Callable[..., Found], engine_run: Callable[..., EngineRun]
 ) -> None:
     run = engine_run(*words)
-    assert run.plan.zeros or run.plan.offloads
+    assert run.plan.zeros or run.plan.offloads or len(run.plan.recompute.stages) > 1
     assert run.go() == 0, run.stderr()
     assert_equal(run, *reference(*of_reference(words)), 1e-5, 1e-5)
 
@@ -102,6 +108,12 @@ def test_each_stage_keeps_its_own_share(
     assert found == ["[0.5, 0.5] 0.5", "[1.0, 0.5] 0.5", "[1.0, 1.0] 0.5"]
 
 
+def test_each_stage_computes_its_own_layers_again(engine_run: Callable[..., EngineRun]) -> None:
+    again = task_of(engine_run(*STAGES, "parallel.partition=2-1", "parallel.recompute=full:1-full").plan)
+    layers = [one.make(TensorGroup()) for one in again.blocks if one.placement is Placement.COUNTED]
+    assert [layer.recompute for layer in layers] == ["full", "none", "full"]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -117,6 +129,15 @@ def test_each_stage_keeps_its_own_share(
             ["parallel.offload=none-activations", "parallel.recompute=full"],
             "parallel.offload=none-activations cannot be combined with parallel.recompute=full",
         ),
+        (
+            ["parallel.offload=activations-none", "parallel.recompute=full-none"],
+            "parallel.offload=activations-none cannot be combined with parallel.recompute=full-none",
+        ),
+        (["parallel.recompute=full-none-full"], "parallel.recompute=full-none-full is for 3 stages, but parallel.pipe"),
+        (["parallel.recompute=selective-none"], "parallel.recompute=selective-none must be none, selective, full"),
+        (["parallel.recompute=full-none", "elastic.enabled=true"], "recompute=full-none cannot be combined with elas"),
+        (["parallel.recompute=full-none", "engine=megatron_core"], "parallel.recompute=full-none must be one for all"),
+        (["parallel.recompute=full-none", "engine=megatron_lm", "engine.checkout=/tmp"], "=full-none: Megatron-LM"),
         (["parallel.offload=none-both", "train.sync_every=4"], "offload=none-both cannot be combined with train.sync"),
     ],
     ids=lambda one: one[-1] if isinstance(one, list) else "",
@@ -133,8 +154,9 @@ def test_what_does_not_go_with_it_is_refused(words: list[str], told: str) -> Non
         ({"zeros": [1, 1]}, "zero=3, which one of them is"),
         ({"zeros": [4, 1]}, "zeros"),
         ({"offloads": ["both", "none"]}, "together offload=None"),
+        ({"recompute": "full-none-full"}, "or pipeline=2 of them"),
     ],
-    ids=["stages", "largest", "range", "together"],
+    ids=["stages", "largest", "range", "together", "recomputed"],
 )
 def test_a_plan_says_of_each_stage_what_it_says_of_all(
     wrong: dict[str, object], told: str, engine_run: Callable[..., EngineRun]
@@ -147,5 +169,6 @@ def test_a_plan_says_of_each_stage_what_it_says_of_all(
 
 def test_one_value_for_all_is_the_plan_that_is_written_once() -> None:
     words = ["model=tiny", "parallel.data=2", "parallel.pipeline=2", "parallel.partition=2-2"]
-    for by_stage, once in (("zero=3*2", "zero=3"), ("zero=0-0", "zero=0"), ("offload=both-both", "offload=both")):
+    same = {"zero=3*2": "zero=3", "zero=0-0": "zero=0", "offload=both-both": "offload=both"}
+    for by_stage, once in {**same, "recompute=full:1*2": "recompute=full:1"}.items():
         assert compose([*words, f"parallel.{by_stage}"]) == compose([*words, f"parallel.{once}"])
