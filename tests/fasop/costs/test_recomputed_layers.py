@@ -74,7 +74,7 @@ def test_every_layer_that_is_computed_again_takes_its_forward_pass_longer() -> N
 
 def test_a_stage_with_fewer_layers_computes_only_those_again() -> None:
     one, two = np.ones((1, 1)), np.full((1, 1), 2.0)
-    line = Linear(fixed=one, layer=two, again=Again(most=3, layer=one))
+    line = Linear(fixed=one, layer=two, again=Again(most=np.array([3]), layer=one))
     assert [float(line.of(np.array([[count]]))[0, 0]) for count in (0, 2, 3, 5)] == [1, 7, 10, 14]
     assert line.take(np.array([0])).again is not None
 
