@@ -54,7 +54,7 @@ proved."""
 
 
 RELIEVED = 4
-"""Of how many plans that compute layers again, beside the first one, stages compute fewer."""
+"""How many plans that compute layers again are relieved, beside the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
