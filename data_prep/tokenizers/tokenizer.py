@@ -60,6 +60,10 @@ class Tokenizer(Protocol):
         """The ids of each text, without an end of document."""
         ...
 
+    def prompt(self, text: str) -> list[int]:
+        """The ids of what is written for a model to continue: special tokens in it are tokens."""
+        ...
+
     def decode(self, tokens: NDArray[np.integer], whole: bool = False) -> str:
         """The text of ids, without ends of documents unless `whole`; bytes that are no UTF-8 are shown as U+FFFD."""
         ...
@@ -77,6 +81,9 @@ class ByteTokenizer:
     def encode(self, texts: Sequence[str]) -> list[Sequence[int] | NDArray[np.integer]]:
         return [np.frombuffer(text.encode(), np.uint8) for text in texts]
 
+    def prompt(self, text: str) -> list[int]:
+        return [*text.encode()]
+
     def decode(self, tokens: NDArray[np.integer], whole: bool = False) -> str:
         return tokens[tokens < 256].astype(np.uint8).tobytes().decode(errors="replace")
 
@@ -85,7 +92,8 @@ class ByteTokenizer:
 class JsonTokenizer:
     """A tokeniser of the `tokenizers` library, from the content of its tokenizer.json.
 
-    Texts are tokenised as they are: what looks like a special token in them is text, and none is added.
+    Texts are tokenised as they are: what looks like a special token in them is text, and none is added. In a prompt it
+    is one.
 
     Raises:
         DataPrepError: when made: the content is not a tokeniser, or has no such end of a document.
@@ -165,6 +173,13 @@ class JsonTokenizer:
     @property
     def identity(self) -> str:
         return f"{hashlib.sha256(self.content.encode()).hexdigest()} {self.end_token}"
+
+    def prompt(self, text: str) -> list[int]:
+        self._tokenizer.encode_special_tokens = False
+        try:
+            return list(self._ids([text])[0])
+        finally:
+            self._tokenizer.encode_special_tokens = True
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int] | NDArray[np.integer]]:
         if not self._may_be_cut or all(len(text) <= PIECE for text in texts):

@@ -37,12 +37,13 @@ def main(argv: Sequence[str]) -> int:
     tokenizer = tokenizer_of(data_of(plan))
     tell_kind(kind, arguments.weights)
     end = tokenizer.end_of_document
-    prompt = [int(token) for token in tokenizer.encode([arguments.prompt])[0]] or [end]
+    prompt = tokenizer.prompt(arguments.prompt) or [end]
+    before = len(tokenizer.decode(np.array(prompt, dtype=np.int64)))
     tokens, shown = list[int](), ""
     print(arguments.prompt, end="", flush=True)
     for token in generator.tokens(prompt, arguments.tokens, arguments.temperature, arguments.seed, end):
         tokens.append(token)
-        text = tokenizer.decode(np.array([*prompt, *tokens], dtype=np.int64)).removeprefix(arguments.prompt)
+        text = tokenizer.decode(np.array([*prompt, *tokens], dtype=np.int64))[before:]
         whole_text = text.rstrip("\ufffd")  # a letter may have several tokens
         print(whole_text[len(shown) :], end="", flush=True)
         shown = whole_text

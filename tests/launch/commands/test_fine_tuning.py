@@ -21,6 +21,8 @@ SMALLER = {
     "epochs=2": "epochs=8",
 }
 """What a model of three layers needs otherwise."""
+QUESTION = {"role": "user", "content": "3+4?"}
+"""The page's prompt."""
 
 
 @pytest.mark.slow
@@ -40,7 +42,6 @@ def test_the_commands_of_the_page_lead_to_a_better_model(tmp_path: Path) -> None
     shell = f'set -e; tdpp() {{ "{sys.executable}" -m launch.cli "$@"; }}\n{commands}'
     done = subprocess.run(["bash", "-c", shell], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "<|im_start|>assistant\n" in done.stdout
     (metrics,) = tmp_path.glob("runs/mine/*/metrics.jsonl")
     losses = [line["loss"] for line in map(json.loads, metrics.read_text().splitlines()) if "loss" in line]
     assert losses[-1] < losses[0] - 0.1
@@ -52,3 +53,7 @@ def test_the_commands_of_the_page_lead_to_a_better_model(tmp_path: Path) -> None
         with torch.no_grad():
             held.append(model(input_ids=tokens, labels=tokens).loss.item())
     assert held[1] < held[0]
+    prompt = tokenizer.apply_chat_template([QUESTION], tokenize=False, add_generation_prompt=True)
+    known = tokenizer(prompt, return_tensors="pt")
+    answer = model.generate(**known, max_new_tokens=8, do_sample=False)[0, known.input_ids.shape[1] :]
+    assert prompt + tokenizer.decode(answer).removesuffix("<|im_end|>") + "\n" in done.stdout, "as transformers says it"
