@@ -18,13 +18,14 @@ from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.kept import Kept
+from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import ModelConfig, defined_by_user, family_named
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META, checkpoint_iteration, checkpoint_name
-from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS
+from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS, Train
 from megatron_ext.data.samples import Position
 
 VERSION = 3
@@ -55,6 +56,8 @@ class Meta:
     """What an evaluation of these weights gave, as far as it is finite; not written without one."""
     adaptation: Optional[Adapted] = None
     """The state of a batch that adapts, or of shares that do; not written without."""
+    adapters: Optional[Dict[str, object]] = None
+    """`Train.adapter_config` of the run; not written without."""
     parts: Optional[Dict[str, str]] = None
     """For the name of each part, the digest of its file's header, which has the checksum of the tensors. None until
     they are written, and in a checkpoint without checksums."""
@@ -94,7 +97,7 @@ class Meta:
         content = {"version": VERSION, **asdict(self)}
         if self.optimizer == ADAMW:
             del content["optimizer"]
-        for key in ("evaluation", "adaptation"):
+        for key in ("evaluation", "adaptation", "adapters"):
             if content[key] is None:
                 del content[key]
         return json.dumps({**content, CHECKSUM: _checksum(content)}, indent=1) + "\n"
@@ -318,6 +321,33 @@ def require_optimizer(found: Checkpoint, optimizer: str) -> None:
         )
 
 
+def require_adapters(found: Checkpoint, adapters: Optional[Mapping[str, object]]) -> None:
+    """Raises EngineError if a checkpoint has other adapters than a run, which has these, or none where it has some."""
+    has = found.meta.adapters
+    if found.published or has == adapters or (has is None and adapters and _has_adapters(found)):
+        return
+    given, own = (_adapters_as_given(one) for one in (adapters, has))
+    same = "leave train.lora_rank out" if has is None else "give the run the same"
+    raise EngineError(
+        f"{found.folder}: a checkpoint of other adapters: expected {given}; found {own}; {same}, or train.load the "
+        "folder that tdpp checkpoint convert RUN --to huggingface FOLDER makes of it"
+    )
+
+
+def _adapters_as_given(adapters: Optional[Mapping[str, object]]) -> str:
+    """Returns the words of a command line that ask for them."""
+    written = {
+        key: f"[{','.join(map(str, value))}]" if isinstance(value, list) else shown(value)
+        for key, value in (adapters or {}).items()
+    }
+    return " ".join(f"train.{key}={value}" for key, value in written.items()) or "none"
+
+
+def _has_adapters(found: Checkpoint) -> bool:
+    """Whether there are some in a checkpoint that does not say so, as before 28 November 2026."""
+    return any(name.endswith(".lora_A") for part in found.parts() for name in read_header(found.part(part)).entries)
+
+
 def start_of(plan: Plan) -> Optional[Checkpoint]:
     """What a run goes on from when it starts: its own newest checkpoint, else `train.load`, else nothing.
 
@@ -329,10 +359,11 @@ def start_of(plan: Plan) -> Optional[Checkpoint]:
         found = Checkpoint.at(plan.files.checkpoints)
         require_model(found, model)
         require_optimizer(found, plan.train.optimizer)
+        require_adapters(found, plan.train.adapter_config)
         return found
     if plan.train.load is None:
         return None
-    return to_load(Path(plan.train.load), model, plan.train.iterations, plan.train.optimizer)
+    return to_load(Path(plan.train.load), model, plan.train, plan.train.iterations)
 
 
 def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
@@ -355,12 +386,12 @@ def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
     return Checkpoint(path, meta, published=True)
 
 
-def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], optimizer: str) -> Checkpoint:
+def to_load(path: Path, model: Mapping[str, object], train: Train, iterations: Optional[int]) -> Checkpoint:
     """The checkpoint that a new run of `iterations` in all, as far as they are known, goes on from, where `train.load`
     is `path`: a checkpoint of ours, or weights that others saved.
 
     Raises:
-        EngineError: there is none, or it is of another model or optimizer, or leaves nothing to train.
+        EngineError: there is none, or it is of another model, optimizer or adapters, or leaves nothing to train.
     """
     try:
         theirs = (
@@ -368,7 +399,8 @@ def to_load(path: Path, model: Mapping[str, object], iterations: Optional[int], 
         )  # perhaps without weights
         found = _published(path, model) if theirs else Checkpoint.at(path)
         require_model(found, model)
-        require_optimizer(found, optimizer)
+        require_optimizer(found, str(train.optimizer))
+        require_adapters(found, train.adapter_config)
     except EngineError as error:
         told = str(error)  # which may begin with the path
         raise EngineError(f"train.load={told if told.startswith(f'{path}: ') else f'{path}: {told}'}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
 
 from megatron_ext.contract.keys import (
     COUNT,
@@ -203,6 +203,19 @@ class Train:
     """A rank fails if it waits longer than this for a message of another rank; on a GPU, if a pass takes longer
     including the wait for its message. Creating weights, indexing data, and reading and writing checkpoints may take up
     to two hours."""
+
+    @property
+    def scale_of_adapters(self) -> float:
+        """`lora_alpha`, or what null stands for."""
+        return 2.0 * (self.lora_rank or 0) if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def adapter_config(self) -> Optional[Dict[str, object]]:
+        """What decides which adapters are trained; None without."""
+        if self.lora_rank is None:
+            return None
+        targets = None if self.lora_targets is None else sorted({*self.lora_targets})
+        return {"lora_rank": self.lora_rank, "lora_alpha": self.scale_of_adapters, "lora_targets": targets}
 
 
 @dataclass(frozen=True)

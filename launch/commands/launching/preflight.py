@@ -96,7 +96,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     model, parallel = experiment.model, experiment.parallel
     if train.load is not None:
         try:
-            meta.to_load(Path(train.load), model.sized(1).identity(), train.iterations, str(train.optimizer))
+            meta.to_load(Path(train.load), model.sized(1).identity(), train, train.iterations)
         except EngineError as error:
             raise LaunchError(str(error)) from error
     if parallel.schedule_file is not None:
@@ -183,7 +183,7 @@ def with_length(experiment: Experiment) -> Experiment:
     start, load = BEGINNING, train.load
     if load is not None:
         try:
-            found = meta.to_load(Path(load), experiment.model.sized(1).identity(), None, str(train.optimizer))
+            found = meta.to_load(Path(load), experiment.model.sized(1).identity(), train, None)
         except EngineError as error:
             raise LaunchError(str(error)) from error
         start, load = found.position, str(found.folder)

@@ -45,7 +45,7 @@ class Adapters:
         self._rank = train.lora_rank
         self._seed = train.seed
         self._shares = shares
-        self._alpha = 2.0 * train.lora_rank if train.lora_alpha is None else train.lora_alpha
+        self._alpha = train.scale_of_adapters
         self.scale = self._alpha / self._rank
         linear = [[name for name, one in layer.named_modules() if _is_linear(one)] for layer in layers]
         known = sorted({name.rpartition(".")[2] for of in linear for name in of})

@@ -25,6 +25,7 @@ from megatron_ext.checkpoints.published import INDEX, WHOLE, tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import WEIGHTS
+from megatron_ext.contract.train_config import Train
 from megatron_ext.data.samples import BEGINNING
 from megatron_ext.families.huggingface import library
 from megatron_ext.families.huggingface.anatomy import logits_of
@@ -197,7 +198,7 @@ def test_a_trained_run_goes_back_to_transformers_and_on_under_another_layout(
 
     others = (*LAYOUTS["two replicas"], "train.iterations=3", f"data.prefix={corpus}")
     moved = compose([*words(folder), *others, f"model.config={out}"]).model  # as convert wrote it
-    assert to_load(run.run.path, moved.sized(1).identity(), 3, "adamw").meta.iteration == 2
+    assert to_load(run.run.path, moved.sized(1).identity(), run.plan.train, 3).meta.iteration == 2
     plan = make_plan(with_length(compose([*words(folder), *others])), run.plan.run)
     run.run.write_json(run.run.plan, plan.as_json())
     rest = EngineRun(run.run, Plan.read(run.run.plan))
@@ -226,7 +227,7 @@ TENSOR = safetensors(72, ENTRY) + bytes(4)
 
 def test_a_folder_of_weights_is_the_beginning_of_a_run(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2)}, tmp_path / WHOLE)
-    found = to_load(tmp_path, IDENTITY, 10, "adamw")
+    found = to_load(tmp_path, IDENTITY, Train(), 10)
     assert (found.published, found.position, found.meta.updates) == (True, BEGINNING, 0)
 
 
@@ -259,7 +260,7 @@ def test_weights_that_cannot_be_loaded_are_refused_before_a_run_starts(
     for name, content in files.items():
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(EngineError, match=re.escape(told)) as error:
-        to_load(tmp_path, identity, 10, "adamw")
+        to_load(tmp_path, identity, Train(), 10)
     assert str(error.value).startswith(f"train.load={tmp_path}")
 
 

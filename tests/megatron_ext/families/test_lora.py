@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from megatron_ext.checkpoints.meta import Checkpoint, to_load
 from megatron_ext.checkpoints.published import tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.train_config import Train
 from megatron_ext.families.huggingface.task import HuggingFaceTask
 from megatron_ext.inference.held_out import whole_model
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -146,6 +148,29 @@ def test_adapters_go_to_transformers_and_peft_and_on_under_another_layout(
     assert rest.go() == 0, rest.stderr()
     assert [line["iteration"] for line in rest.metrics()] == [1, 2, 3, 4]
 
+    has = f"found train.lora_rank={RANK} train.lora_alpha={float(ALPHA)} train.lora_targets=[mlp.down_proj,q_proj]"
+    for given, expected_words in (
+        ({"lora_rank": RANK + 1}, f"expected train.lora_rank={RANK + 1} "),
+        ({"lora_alpha": 1.0}, f"expected train.lora_rank={RANK} train.lora_alpha=1.0 "),
+        ({"lora_targets": ["q_proj"]}, "train.lora_targets=[q_proj]; found"),
+        ({"lora_rank": None}, "expected none; found"),
+    ):
+        with pytest.raises(EngineError, match=re.escape(expected_words)) as error:
+            to_load(path, rest.plan.model.identity(), replace(rest.plan.train, **given), None)
+        assert has in str(error.value)
+        assert "or train.load the folder that tdpp checkpoint convert" in str(error.value)
+
+
+@pytest.mark.slow
+def test_adapters_begin_from_published_weights_and_not_from_a_training_of_all(
+    chats: Path, folder: Path, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", chats, base=words(folder))
+    assert run.go() == 0, run.stderr()
+    told = "a checkpoint of other adapters: expected train.lora_rank=2 train.lora_alpha=4.0 train.lora_targets=null; "
+    with pytest.raises(EngineError, match=re.escape(f"{told}found none; leave train.lora_rank out, or train.load")):
+        to_load(run.run.path, run.plan.model.identity(), replace(run.plan.train, lora_rank=2), None)
+
 
 SAVED = {
     "a dense model": (
@@ -265,7 +290,7 @@ def test_a_folder_of_a_model_without_weights_is_refused_with_what_it_has(folder:
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     told = f"train.load={tmp_path}: expected model.safetensors or model.safetensors.index.json, found config.json"
     with pytest.raises(EngineError, match=re.escape(told)):
-        to_load(tmp_path, {"family": "huggingface"}, None, "adam")
+        to_load(tmp_path, {"family": "huggingface"}, Train(), None)
 
 
 def test_a_target_that_no_layer_has_is_refused_with_those_it_has(tmp_path: Path) -> None:

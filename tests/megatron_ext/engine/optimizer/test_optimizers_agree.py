@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -110,9 +111,9 @@ def test_the_state_of_another_optimizer_is_refused_but_not_bare_weights(engine_r
     run = engine_run(*ONE, *OPTIMIZERS["sgd"], "train.iterations=2")
     assert run.go() == 0, run.stderr()
     model = run.plan.model.identity()
-    assert to_load(run.run.path, model, 4, "sgd").meta.optimizer == "sgd"
+    assert to_load(run.run.path, model, run.plan.train, 4).meta.optimizer == "sgd"
     with pytest.raises(EngineError, match=r"has the state of train.optimizer=sgd, which train.optimizer=lamb cannot"):
-        to_load(run.run.path, model, 4, "lamb")
+        to_load(run.run.path, model, replace(run.plan.train, optimizer="lamb"), 4)
     again = run.replan(*ONE)
     assert again.go() == 1
     assert "use train.optimizer=sgd, or take the weights alone" in again.errors()[0]["message"]
