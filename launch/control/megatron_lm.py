@@ -16,6 +16,7 @@ from conf.schema.experiment import ContainerKind, Experiment, Model, Parallel, P
 from launch.errors import LaunchError
 from launch.node.worker_command import PRETRAIN_GPT, MegatronLM, Options, option_words
 from megatron_ext.contract.layout import megatron_layout
+from megatron_ext.contract.models.counts import BALANCE
 from megatron_ext.contract.plan import Plan
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
@@ -100,6 +101,7 @@ def _experts(model: Model) -> Options:
     return {
         "num-experts": experts,
         "moe-router-topk": getattr(model, "experts_per_token", 2),
+        "moe-aux-loss-coeff": BALANCE,
         "moe-token-dispatcher-type": "alltoall",
     }
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import megatron_layout
-from megatron_ext.contract.models.counts import experts_of
+from megatron_ext.contract.models.counts import BALANCE, experts_of
 from megatron_ext.contract.models.keys import RMS_NORM
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.rules.engine import LATENT
@@ -26,8 +26,6 @@ from megatron_ext.families.gpt.options import GptOptions
 from megatron_ext.parallel.comm import annotate_errors
 from megatron_ext.tasks.task import DTYPES
 
-BALANCE = 0.01
-"""Factor of the loss by which a router learns to use all experts alike (Fedus et al. 2021)."""
 OLDEST_WITH_FP8 = (8, 9)
 """The compute capability from which GPUs multiply numbers of 8 bits (Transformer Engine's documentation)."""
 _MAY_CHANGE = (

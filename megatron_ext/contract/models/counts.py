@@ -8,6 +8,9 @@ from megatron_ext.contract.models.images import image_operations, image_paramete
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Parameter
 
+BALANCE = 0.01
+"""Factor of the loss by which a router learns to use all experts alike (Fedus et al. 2021)."""
+
 
 def block_numel(model: ModelConfig, kind: str, tensor: int) -> int:
     """Parameters of a rank's share of a block, in a tensor group of this size."""

@@ -26,6 +26,8 @@ from launch.control.exports.formats import FORMATS, exported, limited, with_limi
 LLAMA = ("cluster=a100x1_a10x7", "cluster.groups.gpu2.count=3", "model=llama-7b", "parallel.global_batch_size=32")
 GPT = ("cluster=a100x1_a10x7", "cluster.groups.gpu2.count=1", "model=small", "parallel.global_batch_size=16")
 
+MIXTRAL = (*GPT[:2], "model=mixtral-tiny", "engine=megatron_core", "parallel.global_batch_size=16")
+
 
 def found(name: ExportFormat, *words: str) -> Plan:
     args = parse([*words, "top=1", "leave_out=false"])
@@ -240,3 +242,11 @@ def test_the_command_prints_the_plan_that_it_saves(tmp_path: Path, capsys: pytes
     saved = OmegaConf.load(file)
     assert words[words.index("--pipeline-model-parallel-size") + 1] == str(saved.pipeline)
     assert words[words.index("--micro-batch-size") + 1] == str(saved.micro_batch_size)
+
+
+def test_megatron_lm_balances_experts_as_the_engine_does() -> None:
+    plan = found(ExportFormat.megatron, *MIXTRAL)
+    options = dict(pairwise(bash_words(text(ExportFormat.megatron, plan))))
+    expected = ("4", "2", "0.01")
+    names = ("--num-experts", "--moe-router-topk", "--moe-aux-loss-coeff")
+    assert tuple(options[name] for name in names) == expected
