@@ -98,7 +98,7 @@ def test_megatron_core_and_transformers_compute_the_same_of_a_run(
 ) -> None:
     run = trained(model)
     single = make_run(tmp_path / "single", corpus, MEGATRON, *KINDS[model], *LAYOUTS["single"]).plan
-    saved = converted(run, "megatron", tmp_path / "megatron") / "release"
+    saved = converted(run, "megatron", tmp_path / "megatron") / "iter_0000002"
     found = in_another_process(lambda: logits(single, saved, tmp_path), tmp_path / "logits")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(converted(run, "huggingface", tmp_path / "theirs"))
     torch.testing.assert_close(found, theirs(TOKENS).logits, rtol=0, atol=1e-5)
