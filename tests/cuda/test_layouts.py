@@ -32,27 +32,25 @@ LAYOUTS: dict[str, tuple[int, str]] = {
     "streams-bf16": (1, f"{ONE} parallel.streams=2 train.precision=bf16"),
     "saved-meanwhile": (1, f"{ONE} train.save_interval=2 train.save_async=true"),
     "evaluated": (1, f"{ONE} train.eval_interval=2 train.eval_iterations=1"),
-    "data": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3"),
-    "shares": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.shares=3-1"),
+    "data": (2, REPLICAS),
+    "shares": (2, f"{REPLICAS} parallel.shares=3-1"),
     "sharded": (
         2,
-        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true train.precision=bf16",
+        f"{REPLICAS} parallel.sharded_optimizer=true train.precision=bf16",
     ),
     "offloaded": (1, f"{ONE} parallel.offload=optimizer train.precision=bf16"),
     "offloaded-in-fp32": (1, f"{ONE} parallel.offload=optimizer"),
     "sharded-offloaded": (
         2,
-        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true "
-        "parallel.offload=optimizer train.precision=bf16 train.ema=0.9",
+        f"{REPLICAS} parallel.sharded_optimizer=true parallel.offload=optimizer train.precision=bf16 train.ema=0.9",
     ),
     "activations-offloaded": (2, f"parallel.data=1 {TWO} parallel.offload=activations train.precision=bf16"),
     "activations-offloaded-zb-h1": (2, f"parallel.data=1 {TWO} parallel.offload=both parallel.schedule=zb_h1"),
     "tensor": (2, f"parallel.data=1 parallel.pipeline=1 parallel.partition=3 {TENSOR}"),
-    "data-in-bf16": (2, "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.reduce_dtype=bf16"),
+    "data-in-bf16": (2, f"{REPLICAS} parallel.reduce_dtype=bf16"),
     "sharded-in-bf16": (
         2,
-        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 parallel.sharded_optimizer=true "
-        "parallel.reduce_dtype=bf16 train.precision=bf16",
+        f"{REPLICAS} parallel.sharded_optimizer=true parallel.reduce_dtype=bf16 train.precision=bf16",
     ),
     "1f1b": (2, f"parallel.data=1 {TWO}"),
     "interleaved": (
@@ -303,8 +301,7 @@ OPTIONS: dict[str, tuple[int, str]] = {
     ),
     "overlapped": (
         2,
-        "parallel.data=2 parallel.pipeline=1 parallel.partition=3 train.clip_grad=0 train.ema=0.9 "
-        "profile.timeline=false",
+        f"{REPLICAS} train.clip_grad=0 train.ema=0.9 profile.timeline=false",
     ),
     "tensor-logmax": (2, f"{ONE} {TENSOR} train.precision=fp16 train.loss_scaler=logmax model.hidden_dropout=0.1"),
     "sharded-1f1b": (

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
 
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.lower_bound import LowerBounds, Way
+from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
+from fasop.simulation.predict import predict_plan
+from tests.support.cases import fewer
+from tests.support.fasop.random_clusters import best_times, random_case
+from tests.support.fasop.seeds import seeds
 
 
 def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None) -> Space:
@@ -44,3 +52,30 @@ def floor(training: Training, kinds: Sequence[NodeKind]) -> float:
     parallel = training.parallel
     way = Way(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
     return float(LowerBounds(kinds).of([training], way, kinds)[0])
+
+
+def against_brute_force(
+    cases: int, more: int, changed: Callable[[np.random.Generator, list[NodeKind]], list[NodeKind]]
+) -> list[tuple[Plan, Plan]]:
+    """The best plans of random clusters with `changed` nodes and without, the former held against brute force.
+
+    Of all sizes, orders and partitions none is quicker or below its bound, and the replay agrees.
+    """
+    found = []
+    for seed in seeds(fewer(cases, more)):
+        rng = np.random.default_rng(seed)
+        training, nodes, choices = random_case(rng)
+        other = changed(rng, nodes)
+        best = best_times(training, other, choices)
+        if not best or not np.isfinite(least := min(seconds for _, seconds in best)):
+            continue
+        keep, plain = Best(1), Best(1)
+        explore([Space(training, other, choices)], keep)
+        explore([Space(training, nodes, choices)], plain)
+        plan = keep.plans[0]
+        assert plan.total == pytest.approx(least, rel=1e-9)
+        assert all(floor(sized, other) <= seconds * (1 + 1e-9) for sized, seconds in best)
+        assert predict_plan(plan).iteration_s == pytest.approx(plan.total, rel=1e-9)
+        found.append((plan, plain.plans[0]))
+    assert len(found) > 5
+    return found
