@@ -26,7 +26,7 @@ from megatron_ext.contract.train_config import (
     broken_by_training,
 )
 
-__all__ = ["Adapters", "LossScaler", "LrPolicy", "Optimizer", "Precision", "Train"]
+__all__ = ["LossScaler", "LrPolicy", "Optimizer", "Precision", "Train"]
 
 SAVES, KEEPS = "save_interval", "save_memory"
 INTERVALS = (SAVES, "eval_interval", "log_interval")
@@ -34,9 +34,6 @@ INTERVALS = (SAVES, "eval_interval", "log_interval")
 _EPOCHS = re.compile(r"(\d{1,9}(?:\.\d{1,6})?) ?epochs?")
 LENGTHS = ("iterations", "epochs", "samples")
 """Keys that say how long a training is; a user gives one of them."""
-
-Adapters = tuple[int, tuple[str, ...] | None]
-"""Rank and targets: `train.lora_rank` and `train.lora_targets`."""
 
 
 @config
@@ -82,14 +79,6 @@ class Train(train_config.Train):
         without = self.optimizer is Optimizer.sgd and not self.momentum
         outer = 0 if self.sync_every is None else 1 + (self.outer_momentum > 0)
         return (0 if without else len(KINDS[self.optimizer])) + (self.ema is not None) + outer
-
-    @property
-    def adapters(self) -> Adapters | None:
-        """What alone is trained of a model whose own weights stay as they are: the rank of its adapters, and the
-        matrices that have them; None: all weights."""
-        if self.lora_rank is None:
-            return None
-        return self.lora_rank, None if self.lora_targets is None else tuple(self.lora_targets)
 
     @property
     def last_iteration(self) -> int:

@@ -56,8 +56,6 @@ def _opened(path: Path) -> tuple[ParquetFile, tuple[type[Exception], ...]]:
 def _rows(
     file: ParquetFile, path: Path, column: str | None, first: int, largest: int
 ) -> Iterator[tuple[int, bytes, int]]:
-    from pyarrow.compute import struct_field
-
     within = [] if column is None else _path_to_text(file, path, column)[1:]
     size, total = path.stat().st_size, max(file.metadata.num_rows, 1)
     begin = 0
@@ -66,7 +64,7 @@ def _rows(
         number = begin
         if first < end:
             for batch in file.iter_batches(ROWS, row_groups=[group], columns=column and [column], use_threads=False):
-                texts = struct_field(batch.column(0), within) if within else batch.column(0)
+                texts = _inner(batch.column(0), within)
                 for place in range(len(batch)):
                     if number >= first:
                         content = _text(texts[place], number, column) if column else _row(batch, place)
@@ -75,6 +73,15 @@ def _rows(
                         yield number, content, size * (number + 1) // total
                     number += 1
         begin = end
+
+
+def _inner(column: Any, within: list[str]) -> Any:
+    """What lies within a column under these names."""
+    if not within:
+        return column
+    from pyarrow.compute import struct_field
+
+    return struct_field(column, within)
 
 
 def _text(value: Any, number: int, column: str) -> bytes:

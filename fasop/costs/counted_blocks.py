@@ -8,10 +8,10 @@ from typing import Any
 
 from conf.blocks_of_module import digest_of
 from conf.schema.experiment import Model, Precision
-from conf.schema.train import Adapters
 from conf.torch_answers import ERROR, FAILED, answer, has_transformers
 from fasop.costs.measured_module import LOSS, BlockCounts, MeasuredBlock, MeasuredModule, MeasuredWire, PassCounts
 from fasop.errors import SearchError
+from megatron_ext.contract.train_config import Adapters
 
 COUNTER = "megatron_ext.memory"
 
@@ -26,8 +26,7 @@ def counted(
         SearchError: torch or transformers is not here, or the model cannot be cut so.
     """
     digest = digest_of(model)
-    rank, targets = adapters or (None, None)
-    train = {"seed": 1, "precision": str(precision), "lora_rank": rank, "lora_targets": targets}
+    train = {"seed": 1, "precision": str(precision), **(asdict(adapters) if adapters else {})}
     request = {"model": asdict(model.sized(1)), "train": train, "sizes": [*sizes], "tensors": [*tensors]}
     found = answer(COUNTER, request, digest)
     if ERROR in found and has_transformers():

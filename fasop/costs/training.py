@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
-from conf.schema.train import Adapters
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
@@ -17,6 +16,7 @@ from fasop.costs.parallelism import Parallelism
 from fasop.costs.sizes import BYTES
 from megatron_ext.contract.models.pieces import Wire
 from megatron_ext.contract.parallel_config import GATHERED, Shards, compressed_bytes
+from megatron_ext.contract.train_config import Adapters
 
 
 @dataclass(frozen=True, kw_only=True)

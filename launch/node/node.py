@@ -24,6 +24,7 @@ from launch.node.elastic.claim import Claim
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.joins import Joins, cancel_joins
 from launch.node.elastic.peer_status import PARKED
+from launch.node.elastic.regroup import Company
 from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched
 from launch.node.rank_failures import failures, only_lost_others
@@ -83,27 +84,14 @@ class NodeAgent:
         self._state = NodeState(settings.run, self._name, node_rank, self._start, job_id, holds=holds)
         if slurm is not None and restarted and node_rank == plan.used[0]:
             note_restart(settings.run, start, len(names), slurm.id)
-        self._elastic = (
-            None
-            if plan.elastic is None
-            else ElasticNode(
-                settings.run,
-                node_rank,
-                start,
-                plan,
-                settings.meet_s,
-                self._state,
-                signals,
-                claim,
-                together=settings.nodes,
-                restarted=restarted,
-            )
-        )
-        self._peers = (
-            Peers(settings.run, watched(names, node_rank, settings.nodes), start, settings.meet_s, ask)
-            if self._elastic is None
-            else self._elastic.company
-        )
+        own = settings.run, node_rank, start, plan
+        self._elastic: ElasticNode | None = None
+        self._peers: Peers | Company
+        if plan.elastic is None:
+            self._peers = Peers(settings.run, watched(names, node_rank, settings.nodes), start, settings.meet_s, ask)
+        else:
+            self._peers = Company(*own, settings.meet_s, together=settings.nodes, restarted=restarted)
+            self._elastic = ElasticNode(self._peers, *own, self._state, signals, claim, restarted=restarted)
         self._joins = Joins(settings.run, plan, start, together=settings.nodes, job=job_id, group=settings.group_writes)
         self._finding: Finding | None = None
         self._found_unix: float | None = None

@@ -18,14 +18,13 @@ from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.kept import Kept
-from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import ModelConfig, defined_by_user, family_named
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault, build, check_object, require
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, META, checkpoint_iteration, checkpoint_name
-from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS, Train
+from megatron_ext.contract.train_config import ADAMW, OPTIMIZERS, Adapters, Train
 from megatron_ext.data.samples import Position
 
 VERSION = 3
@@ -56,8 +55,8 @@ class Meta:
     """What an evaluation of these weights gave, as far as it is finite; not written without one."""
     adaptation: Optional[Adapted] = None
     """The state of a batch that adapts, or of shares that do; not written without."""
-    adapters: Optional[Dict[str, object]] = None
-    """`Train.adapter_config` of the run; not written without."""
+    adapters: Optional[Adapters] = None
+    """`Train.adapters` of the run; not written without."""
     parts: Optional[Dict[str, str]] = None
     """For the name of each part, the digest of its file's header, which has the checksum of the tensors. None until
     they are written, and in a checkpoint without checksums."""
@@ -71,6 +70,8 @@ class Meta:
         """
         meta = cls(**content)
         check_object(cls, content, "", whole=False)
+        if meta.adapters is not None:
+            meta = replace(meta, adapters=build(Adapters, content["adapters"]))
         if meta.adaptation is None:
             return meta
         require(content["adaptation"], ("micro_batch_size", "shares", "window"), "adaptation")
@@ -321,7 +322,7 @@ def require_optimizer(found: Checkpoint, optimizer: str) -> None:
         )
 
 
-def require_adapters(found: Checkpoint, adapters: Optional[Mapping[str, object]]) -> None:
+def require_adapters(found: Checkpoint, adapters: Optional[Adapters]) -> None:
     """Raises EngineError if a checkpoint has other adapters than a run, which has these, or none where it has some."""
     has = found.meta.adapters
     if found.published or has == adapters or (has is None and adapters and _has_adapters(found)):
@@ -334,13 +335,12 @@ def require_adapters(found: Checkpoint, adapters: Optional[Mapping[str, object]]
     )
 
 
-def _adapters_as_given(adapters: Optional[Mapping[str, object]]) -> str:
+def _adapters_as_given(adapters: Optional[Adapters]) -> str:
     """Returns the words of a command line that ask for them."""
-    written = {
-        key: f"[{','.join(map(str, value))}]" if isinstance(value, list) else shown(value)
-        for key, value in (adapters or {}).items()
-    }
-    return " ".join(f"train.{key}={value}" for key, value in written.items()) or "none"
+    if adapters is None:
+        return "none"
+    targets = "null" if adapters.lora_targets is None else f"[{','.join(adapters.lora_targets)}]"
+    return f"train.lora_rank={adapters.lora_rank} train.lora_alpha={adapters.lora_alpha} train.lora_targets={targets}"
 
 
 def _has_adapters(found: Checkpoint) -> bool:
@@ -359,7 +359,7 @@ def start_of(plan: Plan) -> Optional[Checkpoint]:
         found = Checkpoint.at(plan.files.checkpoints)
         require_model(found, model)
         require_optimizer(found, plan.train.optimizer)
-        require_adapters(found, plan.train.adapter_config)
+        require_adapters(found, plan.train.adapters)
         return found
     if plan.train.load is None:
         return None
@@ -400,7 +400,7 @@ def to_load(path: Path, model: Mapping[str, object], train: Train, iterations: O
         found = _published(path, model) if theirs else Checkpoint.at(path)
         require_model(found, model)
         require_optimizer(found, str(train.optimizer))
-        require_adapters(found, train.adapter_config)
+        require_adapters(found, train.adapters)
     except EngineError as error:
         told = str(error)  # which may begin with the path
         raise EngineError(f"train.load={told if told.startswith(f'{path}: ') else f'{path}: {told}'}") from error

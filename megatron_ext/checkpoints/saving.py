@@ -178,7 +178,7 @@ class Saver:
             optimizer=self._plan.train.optimizer,
             evaluation=None if evaluation is None else {k: v for k, v in evaluation.items() if math.isfinite(v)},
             adaptation=self._adaptation.state,
-            adapters=self._plan.train.adapter_config,
+            adapters=self._plan.train.adapters,
         )
 
     def _look(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, Optional, Tuple, Union
 
 from megatron_ext.contract.keys import (
     COUNT,
@@ -100,6 +100,15 @@ ONLY_WITH = {
 
 EVALUATING = ("eval_iterations", "until", "best")
 """Options that say nothing without `eval_interval`."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """Which adapters are trained, by the options that say so."""
+
+    lora_rank: int
+    lora_alpha: float
+    lora_targets: Optional[List[str]]
 
 
 @dataclass(frozen=True)
@@ -205,17 +214,13 @@ class Train:
     to two hours."""
 
     @property
-    def scale_of_adapters(self) -> float:
-        """`lora_alpha`, or what null stands for."""
-        return 2.0 * (self.lora_rank or 0) if self.lora_alpha is None else self.lora_alpha
-
-    @property
-    def adapter_config(self) -> Optional[Dict[str, object]]:
-        """What decides which adapters are trained; None without."""
+    def adapters(self) -> Optional[Adapters]:
+        """What alone is trained of a model whose own weights stay as they are; None: all weights."""
         if self.lora_rank is None:
             return None
+        alpha = 2.0 * self.lora_rank if self.lora_alpha is None else self.lora_alpha
         targets = None if self.lora_targets is None else sorted({*self.lora_targets})
-        return {"lora_rank": self.lora_rank, "lora_alpha": self.scale_of_adapters, "lora_targets": targets}
+        return Adapters(self.lora_rank, alpha, targets)
 
 
 @dataclass(frozen=True)

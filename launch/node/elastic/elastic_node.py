@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
 
 from conf.run_folder.rundir import RunDir
 from launch.files.records import NodeState, Start
@@ -29,20 +28,19 @@ class ElasticNode:
 
     def __init__(
         self,
+        company: Company,
         run: RunDir,
         node_rank: int,
         start: Start,
         plan: Plan,
-        meet_s: float,
         state: NodeState,
         signals: StopSignals,
         claim: Claim | None = None,
         *,
-        together: Sequence[int],
         restarted: bool = False,
     ) -> None:
-        """`together`: nodes of the same job. `restarted`: Slurm has started the node's job again, after its ranks saved
-        in this start, so that the node takes part in the next one."""
+        """`restarted`: Slurm has started the node's job again, after its ranks saved in this start, so that the node
+        takes part in the next one."""
         assert plan.elastic is not None
         self._run = run
         self._node_rank = node_rank
@@ -51,7 +49,7 @@ class ElasticNode:
         self._state = state
         self._signals = signals
         self._claim = claim
-        self.company = Company(run, node_rank, start, plan, meet_s, together=together, restarted=restarted)
+        self.company = company
         choosing = plan.elastic.choosing
         self.releases = choosing is not None and choosing.release
         """Whether nodes that are not chosen end."""

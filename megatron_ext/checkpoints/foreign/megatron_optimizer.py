@@ -14,7 +14,7 @@ FORMAT = {"distrib_optim_sharding_type": RESHARDABLE, "chained_optim_avoid_prefi
 
 
 class Reached(NamedTuple):
-    """How far a checkpoint's run has come, as its reached.json says."""
+    """How far a checkpoint's run has come, as its meta.json says."""
 
     iteration: int
     consumed_samples: int

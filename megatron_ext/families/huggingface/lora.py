@@ -41,11 +41,10 @@ class Adapters:
         Raises:
             EngineError: a target is in no layer.
         """
-        assert train.lora_rank is not None
-        self._rank = train.lora_rank
+        assert train.adapters is not None
+        self._rank, self._alpha = train.adapters.lora_rank, train.adapters.lora_alpha
         self._seed = train.seed
         self._shares = shares
-        self._alpha = train.scale_of_adapters
         self.scale = self._alpha / self._rank
         linear = [[name for name, one in layer.named_modules() if _is_linear(one)] for layer in layers]
         known = sorted({name.rpartition(".")[2] for of in linear for name in of})
