@@ -125,7 +125,7 @@ class Experiment:
         ranks = self.ranks_per_node()
         placement.check_ranks(self.parallel, order, self.cluster, self.executor, ranks, self._keeps_rules)
         training.check_measured(self.model, self.parallel, self.engine, self.executor)
-        training.check_recompute(self.model, self.parallel)
+        training.check_recompute(self.model, self.parallel, self.partition.layers)
         training.check_offload(self.parallel, self.train)
         training.check_zero(self.parallel, self.train, self.adapt, self.elastic)
         training.check_images(self.model, self.data, self.parallel)

@@ -40,9 +40,10 @@ def check(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic, engi
         ("rehearsal", "executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
     ):
         if value != allowed:
+            same, off = (" (zero=1)", " (zero=0)") if rule == "sharded_optimizer" else ("", "")
             raise ConfigError(
-                f"{key}={shown(value)} cannot be combined with {with_islands}: {WHY_NOT[rule]}; use "
-                f"{key}={shown(allowed)}, or train.sync_every=null"
+                f"{key}={shown(value)}{same} cannot be combined with {with_islands}: {WHY_NOT[rule]}; use "
+                f"{key}={shown(allowed)}{off}, or train.sync_every=null"
             )
     replicas = parallel.layout.replicas[0]
     if replicas < 2:

@@ -5,7 +5,7 @@ Every check raises `ConfigError` where its rule is broken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 
@@ -122,13 +122,22 @@ def check_measured(model: Model, parallel: Parallel, engine: Engine, executor: E
             raise ConfigError(f"{key}={value} cannot be combined with model.family={model.family}; use {key}={allowed}")
 
 
-def check_recompute(model: Model, parallel: Parallel) -> None:
-    """Whether the model has what is to be computed again."""
+def check_recompute(model: Model, parallel: Parallel, layers: Sequence[int]) -> None:
+    """Whether the model, and the stages of so many `layers`, have what is to be computed again."""
     if parallel.recompute is Recompute.selective and not model.attends:
         raise ConfigError(
             "parallel.recompute=selective recomputes attention, which tdpp does not find in "
             f"model.family={model.family}; use full or none"
         )
+    ways = parallel.recompute.stages
+    held = [sum(layers[stage :: parallel.pipeline]) for stage in range(parallel.pipeline)]
+    for way, most in zip(ways, held if len(ways) > 1 else [max(held)], strict=True):
+        if (way.layers or 0) > most:
+            has = f"that stage has {most}" if len(ways) > 1 else f"no stage has more than {most}"
+            raise ConfigError(
+                f"parallel.recompute={parallel.recompute} computes {way.layers} layers of a stage again, but {has}; use "
+                "full for all layers"
+            )
 
 
 def check_offload(parallel: Parallel, train: Train) -> None:

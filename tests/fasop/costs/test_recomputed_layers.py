@@ -69,7 +69,19 @@ def test_every_layer_that_is_computed_again_takes_its_forward_pass_longer() -> N
     assert steps == pytest.approx([steps[0]] * 6)
     assert steps[0] > 0
     assert times[-1] == pytest.approx(times[-2])
-    assert seconds("full:9") == pytest.approx(times[-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("parallel.recompute=full:99", r"recompute=full:99 computes 99 layers .*no stage has more than 6; use full"),
+        ("parallel.pipeline=2 parallel.recompute=full:4-none", r"recompute=full:4-none computes 4 layers .*that stage has 3"),
+    ],
+    ids=["once", "by-stage"],
+)
+def test_more_layers_than_a_stage_has_are_refused(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        compose([*WORDS, *words.split()])
 
 
 def test_a_stage_with_fewer_layers_computes_only_those_again() -> None:

@@ -61,7 +61,8 @@ def test_the_pipelines_of_an_island_lie_together() -> None:
             [EVERY, "parallel.data=1", "parallel.tensor=4", "parallel.pipeline=2", "parallel.partition=null"],
             r"train\.sync_every=50 needs at least two islands, but parallel\.data=1",
         ),
-        ([EVERY, "parallel.sharded_optimizer=true"], r"parallel\.sharded_optimizer=true cannot .*sync_every=50"),
+        ([EVERY, "parallel.sharded_optimizer=true"], r"parallel\.sharded_optimizer=true .*cannot .*sync_every=50"),
+        ([EVERY, "parallel.zero=1"], r"=true \(zero=1\) cannot .*sync_every=50.*=false \(zero=0\), or"),
         ([EVERY, "parallel.hierarchical_reduce=true"], r"parallel\.hierarchical_reduce=true cannot .*sync_every=50"),
         ([EVERY, "parallel.schedule=pipedream"], r"parallel\.schedule=pipedream cannot .*sync_every=50"),
         (
