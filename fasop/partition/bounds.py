@@ -58,7 +58,7 @@ def _freed(pipelines: Pipelines) -> Floats:
 
 
 def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
-    """[pipelines]: the largest of five bounds; `balanced` is from `bottleneck`.
+    """[pipelines]: the largest of six bounds; `balanced` is from `bottleneck`.
 
     For the largest stage: it steps its optimizer and computes for all micro-batches, and then either its gradient goes
     back to the first stage, or it sums its gradients.
@@ -66,7 +66,7 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats
     For any stage, and for the mean over the stages: the first micro-batch goes through all parts and back, and then the
     stage has passes left (`_trip_bound`).
 
-    For the mean over the stages: see `_mean_bound`.
+    For the mean over the stages: see `_mean_bound`; for the links between them `_queue_bound`.
 
     Layers that differ are taken for amounts of work (`fasop.partition.heterogeneous_layers.in_units`).
     """
@@ -88,8 +88,29 @@ def _bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
     longest = np.maximum(
         _mean_bound(chains, pipelines.mean_hop, layers), _trip_bound(chains, pipelines.capacity, layers)
     )
+    longest = np.maximum(longest, _queue_bound(pipelines, chains, layers))
     least: Floats = np.maximum(busiest, longest + stepped[0] + first_sums)
     return least
+
+
+def _queue_bound(pipelines: Pipelines, chains: _Chains, layers: int | Floats) -> Floats:
+    """[pipelines]: the busiest link sends all messages one after another. Before the first of them and behind the last
+    one lies a micro-batch's trip; of several chunks its messages alone count."""
+    cuts, count, chunks = pipelines.stages - 1, pipelines.micro_batches, pipelines.parts_count // pipelines.stages
+    if not cuts:
+        return np.zeros(len(pipelines))
+    ahead = pipelines.occupied[:cuts]
+    back = ahead if pipelines.back is None else np.minimum(pipelines.back.busy, pipelines.back.hop)[:cuts]
+    busiest = np.maximum(ahead, back).max(axis=0)
+    if chunks > 1:
+        return np.asarray(2 * pipelines.mean_hop[:cuts].sum(axis=0) + (chunks * count - 1) * busiest)
+    trip = chains.hops + chains.trip.fixed.sum(axis=0) + layers * chains.trip.layer.min(axis=0)
+    queue = trip + (count - 1) * busiest
+    if pipelines.one_way_out is not None and cuts > 1:  # what goes ahead and back leaves such a stage by one link
+        both = np.where(pipelines.one_way_out[1:cuts, np.newaxis], count * (ahead[1:] + back[:-1]), 0.0)
+        before = 2 * np.cumsum(pipelines.mean_hop[: cuts - 1], axis=0) - back[:-1]
+        queue = np.maximum(queue, (before + both).max(axis=0))
+    return np.asarray(queue)
 
 
 def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
@@ -98,17 +119,18 @@ def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
     chains, stepped = _chains(plain), plain.optimizer.fixed
     first_sums = plain.least_exposed[0] + plain.embedding
     whole_trip = chains.hops + chains.trip.fixed.sum(axis=0)
+    queue = _queue_bound(plain, chains, units)
     trip = mean_of(chains.trip.layer, chains.left, units)
     if (of_part := chains.of_part) is not None:
         trips = np.tile(chains.trip.layer, (len(of_part.layer) // plain.stages, 1))
         trip = np.maximum(trip, mean_of(trips, of_part, units))
     if pipelines.parts_count > pipelines.stages:
         longest = np.maximum(_mean_bound(chains, plain.mean_hop, units), whole_trip + trip)
-        return np.asarray(longest + stepped[0] + first_sums)
+        return np.asarray(np.maximum(longest, queue) + stepped[0] + first_sums)
     left = _passes_left(pipelines)
     amount = (1 - CLOSE) * left.of(pipelines.counted(least_largest_part(pipelines, left))).max(axis=0)
     trip = np.maximum(trip, _trip_from(amount, chains, units))
-    longest = np.maximum(_mean_bound(chains, plain.mean_hop, units), whole_trip + trip)
+    longest = np.maximum.reduce([_mean_bound(chains, plain.mean_hop, units), whole_trip + trip, queue])
     largest = (1 - CLOSE) * largest_stage(pipelines, balanced)
     back = pipelines.micro_batches * largest + stepped.min(axis=0) + _freed(pipelines)
     least: Floats = np.maximum(longest + stepped[0] + first_sums, back)

@@ -9,11 +9,12 @@ replicas. The chains of waits are those of `fasop.partition.bounds`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.schema.experiment import Recompute, Schedule
 from fasop.costs import overlap
@@ -51,6 +52,29 @@ class _Alone:
     """[layers + 1, kinds]: handing out the new weights of a stage of so many layers."""
     embedding: Floats
 
+    def of(self, kinds: Sequence[int]) -> _Alone:
+        return _Alone(**{field.name: getattr(self, field.name)[..., kinds] for field in fields(self)})
+
+    def or_less(self, other: _Alone, where: NDArray[np.bool_]) -> _Alone:
+        """Of the kinds `where` that may be, the less of both, but for the embedding's."""
+        parts = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        least = {name: np.where(where, np.minimum(own, others), own) for name, (own, others) in parts.items()}
+        return _Alone(**(least | {"embedding": self.embedding}))
+
+    @classmethod
+    def nothing(cls, layers: int, kinds: int) -> _Alone:
+        sizes = {"sums": (layers + 1, kinds), "handing": (layers + 1, kinds)}
+        return cls(**{field.name: np.zeros(sizes.get(field.name, kinds)) for field in fields(cls)})
+
+
+class _OnLinks(NamedTuple):
+    """The seconds of a plan's messages and sums in `_Beside`."""
+
+    hops: float
+    around: float
+    queue: float
+    ending: float
+
 
 class _Beside(NamedTuple):
     """What plans take beside their layers, at least; seconds, [plans] each."""
@@ -59,6 +83,8 @@ class _Beside(NamedTuple):
     """All messages from the first stage to the last."""
     around: Floats
     """The message from the last stage to the first."""
+    queue: Floats
+    """For how long a message occupies the link between two stages that is busiest."""
     embedding: Floats
     """Its forward pass, and the part of its backward pass that a micro-batch waits for."""
     head: Floats
@@ -76,7 +102,7 @@ class LowerBounds:
         self._times: dict[tuple[int, int, int, int, Recompute], Sequence[LayerTimes]] = {}
         self._alone: dict[tuple[int, ...], _Alone] = {}
         self._nodes: dict[tuple[int, int], Nodes] = {}
-        self._links: dict[tuple[int, ...], tuple[float, float, float]] = {}
+        self._links: dict[tuple[int, ...], _OnLinks] = {}
 
     def of_work(self, plans: Sequence[Training], recompute: Sequence[Recompute], kinds: Sequence[NodeKind]) -> float:
         """Seconds below which none of these plans is with any schedule, order of the nodes or partition; infinite if
@@ -160,10 +186,10 @@ class LowerBounds:
         then = np.array([_then(way, one.parallel.pipeline, _micro_batches(one, kinds)) for one in plans])
         count = np.array([[[_micro_batches(one, kinds)]] for one in plans])
         busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
-        if len({kind.gpus for kind in kinds}) == 1 and plans[0].blocks.alike:
+        if plans[0].blocks.alike:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
-            apart = np.array([_has_heterogeneous_replicas(one, kinds) for one in plans])[:, np.newaxis, np.newaxis]
-            exposed = np.where(apart, exposed.min(axis=1, keepdims=True), exposed)  # any kind may be beside another
+            for number in np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]:
+                exposed[number] = _of_any_stage(exposed[number], gpus[number], width[number, 0])
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
         return Classes(
             stages=np.diff(np.cumsum(gpus, axis=1) // width, axis=1, prepend=0),
@@ -185,10 +211,9 @@ class LowerBounds:
 
         `backward` are seconds of a layer, with the kinds in this order.
         """
-        some, nodes = self._some(kinds), sum(kind.group.count for kind in kinds)
-        alone = [self._of_one_kind(one, way, nodes, kinds[0].gpus) for one in plans]
+        alone = [self._alone_on(one, way, kinds) for one in plans]
         sums, last, handing = (
-            np.array([getattr(one, name)[..., some].T for one in alone]) for name in ("sums", "last", "handing")
+            np.array([getattr(one, name).T for one in alone]) for name in ("sums", "last", "handing")
         )
         whole, handed = (np.take_along_axis(part, order[..., np.newaxis], axis=1)[..., 1:] for part in (sums, handing))
         if not plans[0].overlaps:
@@ -222,38 +247,80 @@ class LowerBounds:
                 for part in ([time.embedding for time in times], [time.head for time in times])
             ]
             rows.append((*self._on_links(one, way, some, kinds), *ends))
-        hops, around, ending, embedding, head = np.array(rows).T
-        return _Beside(hops=hops, around=around, embedding=embedding, head=head, ending=ending)
+        hops, around, queue, ending, embedding, head = np.array(rows).T
+        return _Beside(hops=hops, around=around, queue=queue, embedding=embedding, head=head, ending=ending)
 
-    def _on_links(
-        self, one: Training, way: Way, some: Sequence[int], kinds: Sequence[NodeKind]
-    ) -> tuple[float, float, float]:
-        """The seconds `hops`, `around` and `ending` of a plan's messages and sums; 0 where nodes differ in GPUs."""
-        if len({kind.gpus for kind in kinds}) > 1:
-            return 0.0, 0.0, 0.0
+    def _on_links(self, one: Training, way: Way, some: Sequence[int], kinds: Sequence[NodeKind]) -> _OnLinks:
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
         sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
         key = way.sharded, *sizes, *some, *nodes
         if key not in self._links:
-            self._links[key] = self._on_known_links(one, way, some, nodes, kinds[0].gpus)
+            self._links[key] = self._on_known_links(one, way, some, kinds)
         return self._links[key]
 
-    def _on_known_links(
-        self, one: Training, way: Way, some: Sequence[int], nodes: Sequence[int], gpus: int
-    ) -> tuple[float, float, float]:
-        p, alone = one.parallel, self._of_one_kind(one, way, sum(nodes), gpus)
+    def _on_known_links(self, one: Training, way: Way, some: Sequence[int], kinds: Sequence[NodeKind]) -> _OnLinks:
+        p, nodes = one.parallel, [kind.group.count for kind in kinds]
+        gpus, width = [kind.gpus for kind in kinds], p.tensor_size * p.data
+        alone = self._alone_on(one, way, kinds)
+        first = _of_any_stage(alone.first, np.multiply(nodes, gpus), width)
+        if len({*gpus}) > 1:
+            hops, around, queue = self._between_unlike_nodes(one, some, kinds)
+            embedding = alone.embedding.min() if p.pipeline > 1 else 0.0
+            return _OnLinks(hops, around, queue, first + embedding)
         # As `exchanged_on` has them: [stages, kinds].
-        link = self._nodes_of_one_kind(sum(nodes), gpus).links_of(one).hops.link
-        width, hops = p.tensor_size * p.data, link.takes(np.array(float(min(one.messages))))[:, some]
-        ends = sorted(zip(alone.embedding[some].tolist(), nodes, strict=True))
-        first_and_last, fast = 2 * max(width, gpus), 0
+        link = self._nodes_of_one_kind(sum(nodes), gpus[0]).links_of(one).hops.link
+        size = float(min(one.messages))
+        hops, busy = (part[:, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
+        ends = sorted(zip(alone.embedding.tolist(), nodes, strict=True))
+        first_and_last, fast = 2 * max(width, gpus[0]), 0
         embedding = ends[0][0]
         for seconds, number in ends if p.world_size >= first_and_last else ():
             embedding = seconds
-            fast += number * gpus
+            fast += number * gpus[0]
             if fast >= first_and_last:
                 break
-        return _through(hops, width, gpus, nodes), hops[-1].min(), alone.first[some].min() + embedding
+        begins = np.arange(p.pipeline - 1) * width
+        between = begins // gpus[0] < (begins + 2 * width - 1) // gpus[0]
+        occupied = np.minimum(busy, hops)[:-1][between]
+        queue = float(occupied.min(axis=0).max()) if len(occupied) else 0.0  # every node sends to another one
+        return _OnLinks(_through(hops, width, gpus[0], nodes), hops[-1].min(), queue, first + embedding)
+
+    def _between_unlike_nodes(
+        self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind]
+    ) -> tuple[float, float, float]:
+        """`hops`, `around` and `queue` where nodes differ in GPUs: those of messages from node to node, of which there
+        are so many in any order, that have a link to themselves."""
+        p = one.parallel
+        if p.pipeline == 1 or p.context > 1:
+            return 0.0, 0.0, 0.0
+        apart = replace(one, parallel=replace(p, data=1, expert=1, pipeline=2, shares=None))
+        link = self._nodes_of_one_kind(2, p.tensor_size).links_of(apart).hops.link
+        size = float(min(one.messages))
+        hop, busy = (part[0, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
+        # A node has messages within it from all its whole stages but the last; all others leave a node or enter one.
+        width, slowest_first = p.tensor_size * p.data, np.argsort(-hop, kind="stable")
+        nodes, gpus = (np.array(column)[slowest_first] for column in ([k.group.count for k in kinds], [k.gpus for k in kinds]))
+        within = np.cumsum(nodes * np.maximum(0, gpus // width - 1))
+        touching = -(-np.cumsum(nodes * gpus) // width) - 1 - within
+        seconds = hop[slowest_first]
+        total = float(np.maximum(0, touching) @ (seconds - np.append(seconds[1:], 0.0)))
+        return total, float(hop.min()), float(np.minimum(busy, hop).max())
+
+    def _alone_on(self, one: Training, way: Way, kinds: Sequence[NodeKind]) -> _Alone:
+        """What the plan takes beside its layers, by these kinds.
+
+        Where nodes differ in GPUs, it is of a stage that lies in a node if there is room for it, and else of one whose
+        tensor groups lie on a node each.
+        """
+        p, some = one.parallel, self._some(kinds)
+        gpus = np.array([kind.gpus for kind in kinds])
+        if len({*gpus.tolist()}) == 1:
+            return self._of_one_kind(one, way, sum(kind.group.count for kind in kinds), int(gpus[0])).of(some)
+        if one.reduces_by_node or p.context > 1 or any(kind.collectives is not None for kind in kinds):
+            return _Alone.nothing(one.blocks.layers, len(kinds))
+        apart = self._of_one_kind(one, way, p.world_size // p.tensor_size, p.tensor_size).of(some)
+        together = self._of_one_kind(one, way, 1, p.world_size).of(some)
+        return apart.or_less(together, gpus >= p.tensor_size * p.data)
 
     def _of_one_kind(self, one: Training, way: Way, nodes: int, gpus: int) -> _Alone:
         p = one.parallel
@@ -282,6 +349,16 @@ class LowerBounds:
             orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
             self._nodes[nodes, gpus] = Nodes(alike, orders, least=True)
         return self._nodes[nodes, gpus]
+
+
+def _of_any_stage(seconds: Floats, gpus: Integers, width: int) -> Floats:
+    """What any stage takes at least, of so many GPUs: the slowest of its kinds counts, and those that take less have no
+    more GPUs than that. `seconds` are [kinds, …], and `gpus` those of each kind."""
+    order = np.argsort(seconds, axis=0, kind="stable")
+    enough = np.argmax(np.cumsum(gpus[order], axis=0) >= width, axis=0)
+    slowest = np.take_along_axis(order, enough[np.newaxis], axis=0)
+    found: Floats = np.take_along_axis(seconds, slowest, axis=0)[0]
+    return found
 
 
 def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
@@ -316,6 +393,11 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
     if whole and way.schedule.definition.has_chunks:
         passes = np.maximum(passes, in_whole(parts, classes.trip, classes.turn, layers))
     least: Floats = messages + beside.embedding + beside.head + passes + beside.ending
+    if way.chunks > 1:
+        queue = 2 * beside.hops + (way.chunks * count - 1) * beside.queue
+    else:
+        queue = messages + beside.embedding + beside.head + units * classes.trip[:, 0] + (count - 1) * beside.queue
+    least = np.maximum(least, queue + beside.ending)
     if whole:
         least = np.maximum(least, largest(classes.stages, classes.busy, layers))
     if not way.schedule.definition.splits_backward:
