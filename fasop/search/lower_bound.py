@@ -264,13 +264,17 @@ class LowerBounds:
         alone = self._alone_on(one, way, kinds)
         first = _of_any_stage(alone.first, np.multiply(nodes, gpus), width)
         if len({*gpus}) > 1:
-            hops, around, queue = self._between_unlike_nodes(one, some, kinds)
+            hops, around, queue = self._between_nodes(one, some, kinds)
             embedding = alone.embedding.min() if p.pipeline > 1 else 0.0
             return _OnLinks(hops, around, queue, first + embedding)
         # As `exchanged_on` has them: [stages, kinds].
         link = self._nodes_of_one_kind(sum(nodes), gpus[0]).links_of(one).hops.link
         size = float(min(one.messages))
-        hops, busy = (part[:, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
+        passing, busy = (part[:, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
+        if gpus[0] % width and width % gpus[0]:  # stages lie on parts of nodes, whose links they share with few others
+            hops, around, queue = self._between_nodes(one, some, kinds)
+            hops, around = max(hops, passing[:-1].min(axis=1).sum()), max(around, passing[-1].min())
+            return _OnLinks(hops, around, queue, first + alone.embedding.min())
         ends = sorted(zip(alone.embedding.tolist(), nodes, strict=True))
         first_and_last, fast = 2 * max(width, gpus[0]), 0
         embedding = ends[0][0]
@@ -279,31 +283,31 @@ class LowerBounds:
             fast += number * gpus[0]
             if fast >= first_and_last:
                 break
-        begins = np.arange(p.pipeline - 1) * width
-        between = begins // gpus[0] < (begins + 2 * width - 1) // gpus[0]
-        occupied = np.minimum(busy, hops)[:-1][between]
+        last_of_node = max(1, gpus[0] // width) - 1
+        occupied = np.minimum(busy, passing)[last_of_node : -1 : last_of_node + 1]
         queue = float(occupied.min(axis=0).max()) if len(occupied) else 0.0  # every node sends to another one
-        return _OnLinks(_through(hops, width, gpus[0], nodes), hops[-1].min(), queue, first + embedding)
+        return _OnLinks(_through(passing, width, gpus[0], nodes), passing[-1].min(), queue, first + embedding)
 
-    def _between_unlike_nodes(
+    def _between_nodes(
         self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind]
     ) -> tuple[float, float, float]:
-        """`hops`, `around` and `queue` where nodes differ in GPUs: those of messages from node to node, of which there
-        are so many in any order, that have a link to themselves."""
+        """`hops`, `around` and `queue` of the messages from node to node, of which there are so many in any order, if
+        each has a link to itself."""
         p = one.parallel
-        if p.pipeline == 1 or p.context > 1:
+        if p.pipeline == 1 or p.context > 1 or any(kind.collectives is not None for kind in kinds):
             return 0.0, 0.0, 0.0
         apart = replace(one, parallel=replace(p, data=1, expert=1, pipeline=2, shares=None))
         link = self._nodes_of_one_kind(2, p.tensor_size).links_of(apart).hops.link
         size = float(min(one.messages))
         hop, busy = (part[0, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
-        # A node has messages within it from all its whole stages but the last; all others leave a node or enter one.
         width, slowest_first = p.tensor_size * p.data, np.argsort(-hop, kind="stable")
-        nodes, gpus = (np.array(column)[slowest_first] for column in ([k.group.count for k in kinds], [k.gpus for k in kinds]))
+        nodes, gpus = np.array([(kind.group.count, kind.gpus) for kind in kinds])[slowest_first].T
+        # A node has messages within it from all its whole stages but the last; all others leave a node or enter one,
+        # at least one of each node.
         within = np.cumsum(nodes * np.maximum(0, gpus // width - 1))
         touching = -(-np.cumsum(nodes * gpus) // width) - 1 - within
         seconds = hop[slowest_first]
-        total = float(np.maximum(0, touching) @ (seconds - np.append(seconds[1:], 0.0)))
+        total = float(np.maximum(1, touching) @ (seconds - np.append(seconds[1:], 0.0)))
         return total, float(hop.min()), float(np.minimum(busy, hop).max())
 
     def _alone_on(self, one: Training, way: Way, kinds: Sequence[NodeKind]) -> _Alone:
@@ -449,15 +453,14 @@ def _then(way: Way, stages: int, micro_batches: int) -> tuple[float, float]:
 
 
 def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float:
-    """Seconds of messages from the first stage to the last, at least; `hops` are [stages, kinds], if alone.
+    """Seconds of messages from the first stage to the last, at least; `hops` are [stages, kinds], if alone. Nodes have
+    whole stages, or stages whole nodes.
 
     A message between nodes is as slow as the slower one: of n nodes in a row, j slow ones have j slow links beside
     them, but for the last. Likewise of stages that have whole nodes.
     """
     if len(hops) == 1:
         return 0.0
-    if gpus % width and width % gpus:
-        return float(hops[:-1].min(axis=1).sum())
     inside = max(1, gpus // width)
     between, within = hops[inside - 1 : -1 : inside], hops[: inside - 1]
     total = float(within.sum(axis=0) @ np.array(nodes))
@@ -468,6 +471,7 @@ def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float
     for kind in np.argsort(-seconds, kind="stable"):
         seen += nodes[kind]
         slow = -(-seen // together)
-        total += (slow - units) * seconds[kind]
-        last, units = seconds[kind], slow
+        if slow > units:
+            total += (slow - units) * seconds[kind]
+            last, units = seconds[kind], slow
     return float(total - last)

@@ -112,13 +112,15 @@ class Best:
 def explore(
     spaces: Sequence[Space], keep: PlanCollector, progress: ShowProgress = no_progress, until: float = np.inf
 ) -> Coverage:
-    """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be.
+    """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be, and before
+    that on those of one size, whose orders are looked at together.
 
     Args:
         until: CPU seconds of this process, from which on nothing new is begun once there is a plan. Half of what is
             left of them may go into choosing the nodes that are looked at first.
     """
-    walks = [SpaceSearch(space, keep, until) for space in sorted(spaces, key=lambda one: one.floor)]
+    quick_first = sorted(spaces, key=lambda one: (len({kind.gpus for kind in one.kinds}), one.floor))
+    walks = [SpaceSearch(space, keep, until) for space in quick_first]
     sketched = (time.process_time() + until) / 2
     for number, walk in enumerate(walks, 1):
         if number == 1 or time.process_time() <= sketched:
@@ -178,7 +180,10 @@ class SpaceSearch:
         """
         found: list[tuple[float, int, Bounded]] = []
         for number in self._by_floor():
-            if self._space.bounds[number] > self.lead or (self._over() and np.isfinite(self.lead)):
+            bound = float(self._space.bounds[number])
+            if bound > self.lead or not self._keep.within_reach(self._space.kinds, bound):
+                break
+            if self._over() and np.isfinite(self.lead):
                 break
             if groups := self._bounded(number):
                 self._sketched[number] = groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -127,7 +128,11 @@ class Space:
     @cached_property
     def few(self) -> bool:
         """Whether all node orders are among the first."""
-        return node_orders.few(self.nodes, self._training.blocks.layers)
+        of_size = Counter[int]()
+        for kind in self.kinds:
+            of_size[kind.gpus] += kind.group.count
+        layers = self._training.blocks.layers
+        return node_orders.few(self.nodes, layers) and node_orders.few_shapes([*of_size.values()], layers)
 
     @cached_property
     def first(self) -> list[Nodes]:

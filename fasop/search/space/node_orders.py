@@ -16,6 +16,8 @@ OF_LAYERS = 10_000
 """Orders times layers: of a small model so many more orders are all searched. There moving nodes is not a good guide,
 since a stage may have all layers, and an order costs little.
 """
+SHAPES, OF_SHAPES = 10, 1000
+"""Likewise of orders of unlike sizes of nodes, which are looked at one by one."""
 KINDS = 4
 """With more kinds than these not every sequence is a start."""
 NODES = 24
@@ -39,6 +41,11 @@ def few(nodes: Sequence[int], layers: int | None = None) -> bool:
     """Whether all orders are searched: of a model of so many layers, or of any."""
     most = MOST if layers is None else max(MOST, OF_LAYERS // layers)
     return magnitude(nodes) < math.log10(most + 0.5)
+
+
+def few_shapes(nodes: Sequence[int], layers: int) -> bool:
+    """Whether all orders of the sizes of nodes are searched; `nodes` are so many of each size."""
+    return magnitude(nodes) < math.log10(max(SHAPES, OF_SHAPES // layers) + 0.5)
 
 
 def orders(nodes: Sequence[int]) -> Integers:

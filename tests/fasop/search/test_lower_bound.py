@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
-from conf.schema.experiment import Schedule
+import conf
+from conf.schema.experiment import Gpu, Schedule
+from fasop.costs.hardware import NodeKind
+from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
+from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
+from tests.support.cases import fewer
 from tests.support.fasop.plans import MEGATRON
+from tests.support.fasop.random_clusters import best_times, random_case, with_collectives, with_links, with_uplinks
+from tests.support.fasop.searches import floor
+from tests.support.fasop.seeds import seeds
 
 SLOW_LINKS = ("cluster=a10x8", "cluster.groups.gpu2.gpus_per_node=1", "model=small", "parallel.global_batch_size=8")
 
@@ -31,3 +43,55 @@ def test_no_plan_beats_the_bound_where_replicas_mostly_sum_gradients(
     assert plan.parallel.sharded_optimizer == sharded[-1]
     assert 0.7 * plan.total < space.bounds.min() <= plan.total * (1 + 1e-9)
     assert seen.least <= plan.total * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", [None, with_links, with_uplinks, with_collectives])
+def test_no_plan_beats_the_bound_where_nodes_wait_for_slow_links(
+    changed: Callable[[np.random.Generator, Sequence[NodeKind]], list[NodeKind]] | None,
+) -> None:
+    """Nodes have unlike numbers of GPUs, too, or stages lie on parts of nodes."""
+    tight, tried = 0, 0
+    for seed in seeds(fewer(15, 80)):
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng)
+        slow = [kind.group.inter_gbit_per_s * float(rng.choice([0.002, 0.02, 0.2])) for kind in kinds]
+        kinds = [
+            replace(kind, group=replace(kind.group, inter_gbit_per_s=rate))
+            for kind, rate in zip(kinds, slow, strict=True)
+        ]
+        if changed is not None:
+            kinds = changed(rng, kinds)
+        for sized, seconds in best_times(training, kinds, choices) or ():
+            bound = floor(sized, kinds)
+            assert bound <= seconds * (1 + 1e-9)
+            tried += np.isfinite(seconds)
+            tight += bound > seconds / 2
+    assert tried > 100
+    assert tight > tried / 2
+
+
+@pytest.mark.slow
+def test_the_best_group_of_a_cluster_is_found_among_quick_gpus_behind_slow_links() -> None:
+    """Eight A10 in a node beside four nodes of an H100 each, at 1 Gbit/s."""
+    inputs = read(["cluster=p100x2", "model=small", "parallel.global_batch_size=32", "train.precision=fp16"])
+    (old,) = inputs.kinds
+    kinds = [
+        _nodes(old, "singles", _gpu("h100_80gb"), count=4, gpus=1, rate=1.0),
+        _nodes(old, "fours", old.gpu, count=2, gpus=4, rate=100.0),
+        _nodes(old, "eight", _gpu("a10"), count=1, gpus=8, rate=25.0),
+    ]
+
+    def best(kinds: list[NodeKind]) -> float:
+        return best_plans(replace(inputs, kinds=kinds), Arguments()).plans[0].total
+
+    assert best(kinds) <= min(best([kind]) for kind in kinds) * (1 + 1e-9)
+
+
+def _gpu(name: str) -> Gpu:
+    return Gpu(**yaml.safe_load((Path(conf.__file__).parent / f"gpu/{name}.yaml").read_text()) | {"profile": None})
+
+
+def _nodes(kind: NodeKind, name: str, gpu: Gpu, count: int, gpus: int, rate: float) -> NodeKind:
+    group = replace(kind.group, count=count, gpus_per_node=gpus, inter_gbit_per_s=rate)
+    return replace(kind, name=name, gpu=gpu, gpus=gpus, group=group)

@@ -9,9 +9,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
-from conf.compose import compose
+from conf.compose import compose, config_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from fasop.costs.calibration import Calibration, read_calibration
@@ -122,7 +121,7 @@ def run(tmp_path: Path) -> Callable[..., Experiment]:
             for key in ("send_forward_ns", "send_backward_ns"):
                 rank[key] = round(messages * rank[key])
         run.write_json(run.plan, plan)
-        run.config.write_text(OmegaConf.to_yaml(OmegaConf.create(asdict(one))))
+        run.config.write_text(config_text(one))
         engine = EngineRun(run, Plan.read(run.plan))
         assert engine.go() == 0
         return one
