@@ -262,7 +262,7 @@ class LowerBounds:
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
         gpus, width = [kind.gpus for kind in kinds], p.tensor_size * p.data
         alone = self._alone_on(one, way, kinds)
-        first = _of_any_stage(alone.first, np.multiply(nodes, gpus), width)
+        first = float(_of_any_stage(alone.first, np.multiply(nodes, gpus), width))
         if len({*gpus}) > 1:
             hops, around, queue = self._between_nodes(one, some, kinds)
             embedding = alone.embedding.min() if p.pipeline > 1 else 0.0

@@ -135,8 +135,8 @@ def check_recompute(model: Model, parallel: Parallel, layers: Sequence[int]) -> 
         if (way.layers or 0) > most:
             has = f"that stage has {most}" if len(ways) > 1 else f"no stage has more than {most}"
             raise ConfigError(
-                f"parallel.recompute={parallel.recompute} computes {way.layers} layers of a stage again, but {has}; use "
-                "full for all layers"
+                f"parallel.recompute={parallel.recompute} computes {way.layers} layers of a stage again, but {has}; "
+                "use full for all layers"
             )
 
 

@@ -75,7 +75,7 @@ def test_every_layer_that_is_computed_again_takes_its_forward_pass_longer() -> N
     ("words", "message"),
     [
         ("parallel.recompute=full:99", r"recompute=full:99 computes 99 layers .*no stage has more than 6; use full"),
-        ("parallel.pipeline=2 parallel.recompute=full:4-none", r"recompute=full:4-none computes 4 layers .*that stage has 3"),
+        ("parallel.pipeline=2 parallel.recompute=full:4-none", r"full:4-none computes 4 layers .*that stage has 3"),
     ],
     ids=["once", "by-stage"],
 )
