@@ -56,7 +56,7 @@ class _Alone:
         return _Alone(**{field.name: getattr(self, field.name)[..., kinds] for field in fields(self)})
 
     def or_less(self, other: _Alone, where: NDArray[np.bool_]) -> _Alone:
-        """Of the kinds `where` that may be, the less of both, but for the embedding's."""
+        """Return the less of both for the kinds `where` that may be, but for the embedding's."""
         parts = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
         least = {name: np.where(where, np.minimum(own, others), own) for name, (own, others) in parts.items()}
         return _Alone(**(least | {"embedding": self.embedding}))
