@@ -102,6 +102,8 @@ class Front:
         self._slowest = limits.days * DAY / run.iterations
         self._dearest = limits.cost / run.iterations
         self.plans: list[Plan] = []
+        self._times, self._costs = np.zeros(0), np.full(1, math.inf)
+        """Seconds of the plans, and what they take; the latter behind an infinite one."""
 
     def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
         rate = self._expense.per_hour([kind for kind in kinds for _ in range(kind.group.count)])
@@ -115,20 +117,20 @@ class Front:
 
     def _cheapest_within(self, seconds: Floats) -> Floats:
         """The least expense of an iteration that a plan on the front has and that takes no longer; infinite if none."""
-        times = np.array([plan.total for plan in self.plans])
-        costs = np.array([math.inf, *map(self._expense.known, self.plans)])
-        cheapest: Floats = costs[np.searchsorted(times, seconds, side="right")]
+        cheapest: Floats = self._costs[np.searchsorted(self._times, seconds, side="right")]
         return cheapest
 
     def add(self, plans: Sequence[Plan]) -> None:
-        taken = self._expense.known
-        within = [plan for plan in plans if plan.total <= self._slowest and taken(plan) <= self._dearest]
-        within = [plan for plan in within if self._fault(plan) is None]
-        kept: list[Plan] = []
-        for plan in sorted([*self.plans, *within], key=lambda one: (one.total, taken(one), by_time(one))):
-            if not kept or taken(plan) < taken(kept[-1]):
-                kept.append(plan)
-        self.plans = kept
+        within = [(plan.total, self._expense.known(plan), plan) for plan in plans if plan.total <= self._slowest]
+        within = [one for one in within if one[1] <= self._dearest and self._fault(one[2]) is None]
+        known = zip(self._times.tolist(), self._costs[1:].tolist(), self.plans, strict=True)
+        kept: list[tuple[float, float, Plan]] = []
+        for one in sorted([*known, *within], key=lambda row: (*row[:2], by_time(row[2]))):
+            if not kept or one[1] < kept[-1][1]:
+                kept.append(one)
+        self.plans = [plan for *_, plan in kept]
+        self._times = np.array([seconds for seconds, *_ in kept])
+        self._costs = np.array([math.inf, *(cost for _, cost, _ in kept)])
 
 
 def nothing_within(front: Sequence[Plan], run: Run, limits: Limits, expense: Expense) -> SearchError:

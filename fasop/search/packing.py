@@ -32,6 +32,8 @@ class Way:
     nodes: tuple[int, ...]
     """The nodes of each group; at least one in all."""
     seconds: float
+    traffic: float = 0.0
+    """US dollars of what it sends between groups, which a packing by time ignores."""
 
 
 @dataclass(frozen=True, kw_only=True)

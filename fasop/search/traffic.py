@@ -26,6 +26,9 @@ def dollars_per_step(plan: PlacedTraining) -> float:
     their gradients, rings of gradients and weights, and the embedding's gradients. Sums within nodes first count as
     the ring of all replicas, and islands as if their replicas summed in every iteration: upper bounds.
     """
+    kinds = {id(node): node for node in plan.nodes}.values()
+    if not any(link.price_per_gb for kind in kinds for link in kind.links.values()):
+        return 0.0
     prices = [
         [one.links[other.name].price_per_gb or 0.0 if other.name in one.links else 0.0 for other in plan.nodes]
         for one in plan.nodes

@@ -156,9 +156,11 @@ def _plans(inputs: Mapping[int, Inputs], failed: dict[int, TdppError]) -> dict[i
 
 
 def _way(plan: Plan, inputs: Inputs) -> Way:
+    from fasop.search.traffic import dollars_per_step
+
     used = Counter(node.name for node in plan.nodes)
-    counts = tuple(used[kind.name] for kind in inputs.kinds)
-    return Way(nodes=counts, seconds=plan.total * inputs.run.iterations)
+    counts, iterations = tuple(used[kind.name] for kind in inputs.kinds), inputs.run.iterations
+    return Way(nodes=counts, seconds=plan.total * iterations, traffic=dollars_per_step(plan) * iterations)
 
 
 def _prices(kinds: Sequence[NodeKind]) -> list[float]:
@@ -174,7 +176,8 @@ def _prices(kinds: Sequence[NodeKind]) -> list[float]:
 
 
 def _cost(way: Way, prices: Sequence[float]) -> float:
-    return way.seconds * sum(count * price for count, price in zip(way.nodes, prices, strict=True))
+    """US dollars of the nodes, and of what they send between groups where that has a price."""
+    return way.traffic + way.seconds * sum(count * price for count, price in zip(way.nodes, prices, strict=True))
 
 
 def _cheapest(ways: Sequence[Way], prices: Sequence[float]) -> list[Way]:

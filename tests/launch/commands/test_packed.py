@@ -59,6 +59,18 @@ def test_each_run_gets_the_nodes_on_which_it_costs_least(capsys: pytest.CaptureF
     assert re.search(r"pack=cost: by the prediction the 3 runs cost \$[\d.]+, \d+% less than with pack=true", err)
 
 
+def test_bytes_between_groups_cost_as_nodes_do(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nodes for nothing: only their traffic keeps a run from the nodes of both groups."""
+    words = ["train.iterations=1000", "pack=cost", "model.layers=16", "train.lr=1e-4,2e-4"]
+    words += ["cluster.groups.hgx.price_per_hour=0", "cluster.groups.gpu2.price_per_hour=0"]
+    priced = "+cluster.links={hgx: {gpu2: {price_per_gb: 2}}, gpu2: {hgx: {price_per_gb: 3}}}"
+    for link, together in (([], True), ([priced], False)):
+        out, err = shown(capsys, *words, *link)
+        nodes = [line.split()[2] for line in out.splitlines()[1:3]]
+        assert any("+" in one for one in nodes) == together
+        assert "cost $0.00, " in err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
