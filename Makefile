@@ -53,7 +53,8 @@ test-fast: .venv/dev.installed
 # Not a part of `make test`, which installs nothing that neither the project nor its other tests need.
 test-megatron: .venv/dev,megatron.installed
 	$(PARALLEL)=auto --maxprocesses=4 tests/megatron_ext/tasks/language/test_megatron_core.py \
-	  tests/megatron_ext/data/test_megatron_core.py tests/megatron_ext/core
+	  tests/megatron_ext/data/test_megatron_core.py tests/megatron_ext/core \
+	  tests/launch/control/test_megatron_lm_runs.py
 	$(PARALLEL)=auto --maxprocesses=4 --engine=megatron_core tests/megatron_ext/test_worker.py
 
 # What the tests are worth: each mistake is made in a copy of the project, where its test must fail.

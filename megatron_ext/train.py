@@ -19,7 +19,7 @@ from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
-from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.rules.engine import MEGATRON_CORE
 from megatron_ext.data.samples import BEGINNING, Position, Samples
@@ -64,11 +64,15 @@ def train(
     if len(plan.used) > 1:  # those of one node are forked from one process
         check_same_software(store, place.rank, plan.world_size, device)
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
-    task = _task(plan, place, store)
+    task = None if plan.engine == MEGATRON_LM else _task(plan, place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
     recorder = _recorder(plan, place, buffers)
     try:
-        if plan.rehearsal is not None:
+        if task is None:
+            from megatron_ext.core.script import Script
+
+            last, reached = Script(plan, place, recorder, store, unlogged).run(), False
+        elif plan.rehearsal is not None:
             last, reached = rehearse(plan, place, _groups(plan, task, timeout), recorder), True
             Barrier(store, plan.world_size).wait("rehearsed", "waiting for the end of the run to be recorded")
         else:
@@ -77,7 +81,8 @@ def train(
     except BaseException:
         recorder.abandon()
         raise
-    dist.destroy_process_group()
+    if dist.is_initialized():  # Megatron-LM may have ended it
+        dist.destroy_process_group()
     if last < plan.train.iterations and not reached:
         raise Interrupted(f"ended after iteration {last} of {plan.train.iterations}")
 

@@ -117,7 +117,7 @@ class Experiment:
         _check_name(self.name)
         _check_paths(self)
         if self.sweep_metric is not None:
-            execution.check_metric(self.sweep_metric, self.dry_run, self.engine, self.train)
+            execution.check_metric(self.sweep_metric, self.dry_run, self.train)
         execution.check_jobs(self.max_jobs, self.executor)
         placement.check_partition(self.partition, self.parallel, self.model)
         order = self.node_order
@@ -150,11 +150,8 @@ class Experiment:
                 self.model,
                 self.parallel,
                 self.train,
-                self.cluster,
-                order.groups,
                 self.executor.rehearse,
             )
-            execution.check_megatron_lm_log(self.log)
         execution.check_engine(
             self.engine,
             self.model,

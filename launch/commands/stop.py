@@ -113,8 +113,7 @@ def _saves(run: RunDir, asked: bool | None) -> bool:
     if not seen.plan.resumable:
         if asked:
             raise LaunchError(
-                f"--save: {run.name} saves no checkpoints that tdpp reads (train.checkpoint=false, a rehearsal, or "
-                f"engine=megatron_lm); leave --save out"
+                f"--save: {run.name} saves no checkpoints (train.checkpoint=false, or a rehearsal); leave --save out"
             )
         return False
     lost = bool(seen.log) and seen.log[-1].iteration > (seen.saved or 0)

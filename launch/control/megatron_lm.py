@@ -1,4 +1,4 @@
-"""Starting Megatron-LM (`engine=megatron_lm`): torchrun on every node, pretrain_gpt.py on every rank.
+"""What ranks with `engine=megatron_lm` run: a checkout's pretrain_gpt.py, with the options of the plan.
 
 Option names are those of Megatron-LM core_v0.19.0. What Megatron-LM cannot do is refused in
 `conf.schema.rules.execution`.
@@ -8,49 +8,65 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ContainerKind, Experiment, Model, Parallel, Precision, Recompute
 from launch.errors import LaunchError
-from launch.node.worker_command import PRETRAIN_GPT, MegatronLM, Options, option_words
+from megatron_ext.contract.checkout import PRETRAIN_GPT, fault
 from megatron_ext.contract.layout import megatron_layout
 from megatron_ext.contract.models.counts import BALANCE
-from megatron_ext.contract.plan import Plan
 
 ENVIRONMENT = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 """Megatron-LM wants its kernels queued in order where tensor parallelism overlaps with communication."""
 
 
-def worker(experiment: Experiment, plan: Plan, run: RunDir, python: str) -> MegatronLM:
-    """What runs the ranks of each node of this run."""
+Options = Mapping[str, str | int | float | list[str] | None]
+"""Options by name without dashes. "" is an option without a value, a list is several; one with None is left out."""
+ON_CPU: Options = {
+    **{"transformer-impl": "local", "distributed-backend": "gloo", "use-cpu-initialization": ""},
+    **{f"no-{name}-fusion": "" for name in ("bias-gelu", "bias-swiglu", "bias-dropout", "masked-softmax", "rope")},
+    **{"no-gradient-accumulation-fusion": "", "no-persist-layer-norm": ""},
+}
+"""What Megatron-LM must do without where there is no GPU."""
+
+
+def script(experiment: Experiment, checkpoints: Path) -> list[str]:
+    """The path of pretrain_gpt.py, and its options."""
     assert experiment.engine.checkout is not None
-    options = option_words(pretrain_options(experiment, _data_path(plan), run.checkpoints))
-    return MegatronLM(
-        python=python,
-        checkout=experiment.engine.checkout,
-        ranks_per_node=experiment.ranks_per_node(),
-        port=experiment.executor.master_port,
-        options=(*options, *experiment.engine.arguments),
-    )
+    options, cluster = pretrain_options(experiment, checkpoints), experiment.cluster
+    on_cpus = all(cluster.gpus[cluster.groups[name].gpu].is_cpu for name in experiment.node_order.groups)
+    words = _words({**options, **ON_CPU} if on_cpus else options)
+    return [str(Path(experiment.engine.checkout) / PRETRAIN_GPT), *words, *experiment.engine.arguments]
 
 
 def check(experiment: Experiment) -> None:
-    """Raises LaunchError if the checkout, which is on this machine without a container, is not there."""
-    engine = experiment.engine
-    script = Path(engine.checkout or "") / PRETRAIN_GPT
-    if experiment.container.kind is ContainerKind.none and not script.is_file():
-        raise LaunchError(f"engine.checkout={engine.checkout}: {script} does not exist; give a checkout of Megatron-LM")
+    """Raises LaunchError if the checkout is not there or cannot train here, as far as this machine, which the ranks
+    know as theirs without a container, can tell."""
+    if experiment.container.kind is not ContainerKind.none:
+        return
+    found = fault(script(experiment, Path()))
+    if found is not None:
+        raise LaunchError(found)
 
 
-def pretrain_options(experiment: Experiment, data_path: list[str], checkpoints: Path) -> Options:
+def _words(options: Options) -> list[str]:
+    return [word for name, value in options.items() if value is not None for word in (f"--{name}", *_values(value))]
+
+
+def _values(value: str | int | float | list[str]) -> list[str]:
+    if isinstance(value, list):
+        return value
+    return [] if value == "" else [str(value)]
+
+
+def pretrain_options(experiment: Experiment, checkpoints: Path) -> Options:
     """The options of pretrain_gpt.py. The model is the one that tdpp's own engine trains."""
     return {
         **model_options(experiment.model),
         **layout_options(experiment.parallel, experiment.partition.layers),
         **_training(experiment),
-        **_data(experiment, data_path),
+        **_data(experiment),
         **_output(experiment, checkpoints),
     }
 
@@ -151,12 +167,7 @@ def precision_options(precision: Precision) -> Options:
     return {} if precision is Precision.fp32 else {str(precision): ""}
 
 
-def _data_path(plan: Plan) -> list[str]:
-    """The data's prefix; of a blend weight and prefix of each corpus."""
-    return [word for corpus in plan.data_blend for word in (str(corpus.weight), corpus.prefix)] or [plan.data_prefix]
-
-
-def _data(experiment: Experiment, path: list[str]) -> Options:
+def _data(experiment: Experiment) -> Options:
     engine = experiment.engine
     tokenizer: Options = (
         {"tokenizer-type": "NullTokenizer", "vocab-size": experiment.model.vocab_size}
@@ -168,7 +179,11 @@ def _data(experiment: Experiment, path: list[str]) -> Options:
         }
     )
     return {
-        "data-path": path,
+        "data-path": [
+            word
+            for corpus in experiment.data.corpora()
+            for word in (*([str(corpus.weight)] if experiment.data.blend else []), os.path.abspath(corpus.prefix))  # noqa: PTH100
+        ],
         "split": experiment.data.split,
         "data-cache-path": experiment.data.cache and os.path.abspath(experiment.data.cache),  # noqa: PTH100
         **tokenizer,
@@ -180,7 +195,6 @@ def _data(experiment: Experiment, path: list[str]) -> Options:
 
 def _output(experiment: Experiment, checkpoints: Path) -> Options:
     train = experiment.train
-    timers: Options = {"timing-log-level": 2, "timing-log-option": "minmax"} if experiment.profile.timeline else {}
     kept: Options = (
         {
             "save": str(checkpoints),
@@ -189,11 +203,12 @@ def _output(experiment: Experiment, checkpoints: Path) -> Options:
             else train.save_interval or train.last_iteration,
             "async-save": _flag(train.save_async),
             "load": str(checkpoints),  # of this run, when it was interrupted and is started again
+            "exit-signal-handler": "",
         }
         if train.checkpoint
         else {}
     )
-    return {"log-interval": train.log_interval, "log-throughput": "", **timers, **kept}
+    return {"log-interval": train.log_interval, "log-throughput": "", **kept}
 
 
 def _flag(given: bool) -> str | None:

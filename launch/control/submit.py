@@ -18,7 +18,7 @@ from conf.errors import RunFolderError
 from conf.identity import identity
 from conf.run_folder.rundir import CODE, RunDir, is_full
 from conf.schema.adapt import NOW
-from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, RunsMode
+from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, RunsMode
 from launch.control import megatron_lm
 from launch.control.executors import hosts, local, slurm
 from launch.control.executors.free_nodes import free_now
@@ -39,7 +39,7 @@ from launch.machine.provenance import PROJECT, Source, provenance, read_source
 from launch.node.elastic.replan import replanned
 from launch.node.own_caches import check_environment, without_torchs_default
 from launch.node.settings import NodeSettings
-from launch.node.worker_command import WORKER, ModuleWorker, ProfiledWorker, Profiler, SingleWorker, Worker
+from launch.node.worker_command import WORKER, ModuleWorker, ProfiledWorker, Profiler, Worker
 from launch.observe.look import observe
 from launch.tracking.run_info import require_ready
 from megatron_ext.contract.files import digest_of_file, read_regular, why, write_atomic
@@ -191,8 +191,8 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
     plan = run.read_plan()
     if not plan.resumable:
         raise LaunchError(
-            f"resume={run.name}: cannot be resumed, because it saves no checkpoints that tdpp reads "
-            f"(train.checkpoint=false, a rehearsal, or engine=megatron_lm); launch it again"
+            f"resume={run.name}: cannot be resumed, because it saves no checkpoints "
+            f"(train.checkpoint=false, or a rehearsal); launch it again"
         )
     if verdict.state is State.succeeded:
         raise LaunchError(
@@ -372,16 +372,13 @@ def _jobs_before(experiment: Experiment, run: RunDir) -> tuple[str, ...]:
 
 
 def node_worker(experiment: Experiment, plan: Plan, run: RunDir, module: str) -> Worker:
-    """What runs the ranks of a node; `module` is the worker of tdpp's own engine."""
+    """What runs the ranks of a node; `module` is their worker."""
     container = experiment.container
     python = sys.executable if container.kind is ContainerKind.none else container.python
-    worker: SingleWorker = ModuleWorker(module, python)
-    if experiment.engine.kind is EngineKind.megatron_lm:
-        worker = megatron_lm.worker(experiment, plan, run, python)
-    return profiled(worker, experiment, plan)
+    return profiled(ModuleWorker(module, python), experiment, plan)
 
 
-def profiled(worker: SingleWorker, experiment: Experiment, plan: Plan) -> Worker:
+def profiled(worker: ModuleWorker, experiment: Experiment, plan: Plan) -> Worker:
     """The worker under the profiler that the run is to have, or as it is."""
     profiler = profiler_of(experiment)
     if profiler is None:
@@ -396,8 +393,7 @@ def run_environment(experiment: Experiment, plan: Plan, token: str, inherited: M
     if experiment.container.kind is ContainerKind.none:  # this shell's folders are not in a container
         paths = [path for path in inherited.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(PROJECT))]
         given["PYTHONPATH"] = os.pathsep.join([str(PROJECT), *paths])
-        if plan.engine != MEGATRON_LM:  # whose script finds its modules beside it
-            given["PYTHONSAFEPATH"] = "1"  # not what lies in the folder where the run was launched
+        given["PYTHONSAFEPATH"] = "1"  # not what lies in the folder where the run was launched
     if plan.device == "cpu":
         given["OMP_NUM_THREADS"] = "1"
     if plan.engine == MEGATRON_LM:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from conf.schema.experiment import EngineKind, Experiment
+from conf.schema.experiment import Experiment
 from conf.schema.values.links import KEY, pairs
 from conf.visible import plural
 from fasop.costs.network.link_doubts import link_doubts
@@ -213,13 +213,6 @@ def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]
         for node in listening
         if node.address and _is(node.address, "is_global")
     ]
-    if experiment.engine.kind is EngineKind.megatron_lm and group == experiment.node_order.groups[0]:
-        port = experiment.executor.master_port or "a free port"
-        text = (
-            f"torchrun's store listens on {port} of all interfaces and unpickles what anybody sends; keep others out "
-            f"with a firewall, or use engine=tdpp"
-        )
-        faults.append(Fault(level=Level.warning, node=nodes[0].name, text=text))
     if listening or faults:
         places = ", ".join(dict.fromkeys(map(_place, listening[:_SHOWN])))
         more = f" and on {plural(len(listening) - _SHOWN, 'more node')}" if len(listening) > _SHOWN else ""

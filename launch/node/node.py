@@ -197,11 +197,9 @@ class NodeAgent:
                 ready = self._awaited(lambda: self._prepared(place))
             except LaunchError as error:
                 return self._failed("could not prepare its container", error)
-            command = ready and self._awaited(
-                lambda: self._settings.worker.command(self._run, self._node_rank, str(self._start))
-            )
-            if not command:
+            if not ready:
                 return TOLD_TO_END
+            command = self._settings.worker.command(self._run, self._node_rank, str(self._start))
             try:
                 given = self._environment()
             except LaunchError as error:

@@ -1,13 +1,11 @@
 """The process that runs a node's ranks, as its agent starts it: command, environment, the first lines of its log.
 
-The engine that was chosen at submission is a dataclass here, which travels to the agent as JSON. Each has `command`,
-which is None for as long as another node has to write something first, and `shown`, the command in a dry run, with
-words in the place of what only a run knows.
+What was chosen at submission is a dataclass here, which travels to the agent as JSON. Each has `command`, and `shown`,
+the command in a dry run.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -27,13 +25,10 @@ SCRUBBED = (
 )
 """Not inherited by a worker: an outer launcher's view of the world, and what submitit sets for its own purposes."""
 
-PRETRAIN_GPT = "pretrain_gpt.py"
-"""In a checkout of Megatron-LM."""
-
 
 @dataclass(frozen=True)
 class ModuleWorker:
-    """The worker of tdpp's own engine, or one that keeps the same files (docs/formats.md)."""
+    """The worker of every engine, or one that keeps the same files (docs/formats.md)."""
 
     module: str
     python: str
@@ -47,83 +42,6 @@ class ModuleWorker:
 
     def _words(self, plan: Path, node_rank: int) -> list[str]:
         return [self.python, "-u", "-m", self.module, str(plan), str(node_rank)]
-
-
-Options = Mapping[str, str | int | float | list[str] | None]
-"""Options by name without dashes. "" is an option without a value, a list is several; one with None is left out."""
-
-
-@dataclass(frozen=True)
-class Master:
-    """Where the ranks meet: on node 0."""
-
-    host: str
-    port: int | str
-
-
-UNKNOWN = Master("<host of node 0>", "<port>")
-"""In a dry run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MegatronLM:
-    """Megatron-LM's own script under torchrun (`launch.control.megatron_lm`)."""
-
-    python: str
-    checkout: str
-    ranks_per_node: tuple[int, ...]
-    """The number of ranks on each node, by node rank."""
-    port: int | None
-    """Where the ranks meet; None for a free one."""
-    options: tuple[str, ...]
-    """The options of pretrain_gpt.py."""
-
-    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
-        """Node 0 publishes where the ranks meet (master.json); None on another node for as long as it has not."""
-        if node_rank == 0:
-            host = "127.0.0.1" if len(self.ranks_per_node) == 1 else socket.gethostname()
-            run.write_json(run.address, {"start": start, "host": host, "port": self.port or _free_port()})
-        address = run.read_json(run.address)
-        return (
-            None
-            if address is None or address["start"] != start
-            else self.torchrun(node_rank, Master(address["host"], address["port"]))
-        )
-
-    def shown(self, _run: Path, node_rank: int) -> list[str]:
-        return self.torchrun(node_rank, UNKNOWN)
-
-    def torchrun(self, node_rank: int, master: Master) -> list[str]:
-        options: Options = {
-            "nnodes": len(self.ranks_per_node),
-            "nproc-per-node": self.ranks_per_node[node_rank],
-            "node-rank": node_rank,
-            "master-addr": master.host,
-            "master-port": master.port,
-        }
-        script = str(Path(self.checkout) / PRETRAIN_GPT)
-        return [self.python, "-u", "-m", "torch.distributed.run", *option_words(options), script, *self.options]
-
-
-def option_words(options: Options) -> list[str]:
-    return [word for name, value in options.items() if value is not None for word in (f"--{name}", *_values(value))]
-
-
-def _values(value: str | int | float | list[str]) -> list[str]:
-    if isinstance(value, list):
-        return value
-    return [] if value == "" else [str(value)]
-
-
-def _free_port() -> int:
-    """One that is free now: torchrun must be told a port before it listens there."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
-SingleWorker = ModuleWorker | MegatronLM
-"""What runs the ranks of a node, by itself."""
 
 
 class Profiler(StrEnum):
@@ -167,17 +85,15 @@ class Profiler(StrEnum):
 class ProfiledWorker:
     """Another worker, under a profiler."""
 
-    worker: SingleWorker
+    worker: ModuleWorker
     profiler: Profiler
     nodes: tuple[str, ...]
     """Names by node rank."""
     iteration: int | None = None
     """The only one that is captured; None: all."""
 
-    def command(self, run: RunDir, node_rank: int, start: str) -> list[str] | None:
+    def command(self, run: RunDir, node_rank: int, start: str) -> list[str]:
         command = self.worker.command(run, node_rank, start)
-        if command is None:
-            return None
         report = self._report(run.path, node_rank)
         report.parent.mkdir(exist_ok=True)
         return self._wrapped(command, report)
@@ -195,7 +111,7 @@ class ProfiledWorker:
         return folder / (node if self.iteration is None else f"{node}.iteration-{self.iteration}")
 
 
-Worker = ModuleWorker | MegatronLM | ProfiledWorker
+Worker = ModuleWorker | ProfiledWorker
 """What runs the ranks of a node."""
 
 

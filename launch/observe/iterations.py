@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +13,6 @@ from conf.errors import RunFolderError
 from conf.run_folder import run_files
 from conf.run_folder.iteration_time import LineTime
 from conf.run_folder.json_values import Count, Rule, Unix, typed
-from conf.run_folder.log_lines import ELAPSED, IterationLine, LogText, iteration_line, progress
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, span
 from launch.files.records import CLOCK_S, NodeRecord
@@ -23,9 +20,7 @@ from launch.files.run_files import Faults
 from launch.screen import clock
 
 TAIL_BYTES = 64 * 1024
-"""Some 200 iterations at the end of metrics.jsonl, or 30 of Megatron-LM's log with its timers: enough for the pace."""
-FURTHER_BYTES = 1 << 27
-"""The same where that has no iteration, since a rank prints much else."""
+"""Some 200 iterations at the end of metrics.jsonl: enough for the pace."""
 TIMES_BYTES = 1 << 26
 """The end of metrics.jsonl that is read for times alone: some 200,000 iterations."""
 _TIMES = tuple(re.compile(rb'"%s": ([-+.\dEe]+)' % key) for key in (b"iteration", b"elapsed_ms", b"consumed_samples"))
@@ -47,7 +42,6 @@ class Iteration:
     """None where all iterations since the line before were skipped, and in a rehearsal."""
     nan: Count
     consumed_samples: Count | None = None
-    """None where Megatron-LM has logged it."""
     evaluation_s: float | None = None
     """How long its evaluation took, where it had one."""
     evaluation: dict[str, float | None] = field(default_factory=dict)
@@ -84,37 +78,26 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
     return tuple(found)
 
 
-def read_times(path: Path, upstream: bool, tail: Sequence[Iteration]) -> tuple[LineTime, ...]:
+def read_times(path: Path, tail: Sequence[Iteration]) -> tuple[LineTime, ...]:
     """What all lines say of time, since the time of an iteration is a median over all of them; of a log of hundreds of
     megabytes the last of them.
 
     Args:
-        upstream: whether Megatron-LM wrote it.
-        tail: what `read_log` or `read_text_log` found.
+        tail: what `read_log` found.
     """
     short = tuple(_time(one) for one in tail)
     try:
-        if not upstream and path.stat().st_size <= TAIL_BYTES:
+        if path.stat().st_size <= TAIL_BYTES:
             return short
-        whole, cut = run_files.read_tail(path, FURTHER_BYTES if upstream else TIMES_BYTES)
+        whole, cut = run_files.read_tail(path, TIMES_BYTES)
     except (OSError, RunFolderError):
         return short
     begun = whole[whole.find(b"\n") + 1 if cut else 0 : whole.rfind(b"\n") + 1]
-    if upstream:
-        return tuple(map(_time, _logged(b"".join(_timed(begun)))[0])) or short
     columns, count = [pattern.findall(begun) for pattern in _TIMES], begun.count(b"\n")
     with suppress(ValueError):
         if all(len(column) == count for column in columns):
             return tuple(LineTime(int(n), float(ms), int(samples)) for n, ms, samples in zip(*columns, strict=True))
     return tuple(map(_time, iterations_in(begun))) or short
-
-
-def _timed(text: bytes) -> Iterator[bytes]:
-    """The lines that have the time of an iteration, among whatever else a rank printed."""
-    end = 0
-    while (at := text.find(ELAPSED.encode(), end)) >= 0:
-        begin, end = text.rfind(b"\n", 0, at) + 1, text.index(b"\n", at) + 1
-        yield text[begin:end]
 
 
 def iterations_in(text: bytes) -> Iterator[Iteration]:
@@ -129,7 +112,7 @@ def lines_in(text: bytes, kind: type[_Line]) -> Iterator[_Line]:
             yield typed(kind, run_files.parse_json(line.strip(b"\0").decode(errors="replace"), ""), "")
 
 
-def _time(line: Iteration | IterationLine) -> LineTime:
+def _time(line: Iteration) -> LineTime:
     return LineTime(line.iteration, line.elapsed_ms, line.consumed_samples)
 
 
@@ -149,42 +132,6 @@ def _lines(path: Path) -> int:
         while part := file.read(1 << 20):
             count += part.count(b"\n")
     return count
-
-
-def read_text_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
-    """The last iterations in what Megatron-LM's last rank printed.
-
-    Their time is that of the last writing: the time in the lines is a container's, of an unknown zone.
-    """
-    whole = path.stat().st_size if path.is_file() else 0
-    for size in (TAIL_BYTES, FURTHER_BYTES):  # other ranks of the node may have printed much since
-        tail = faults.tail(path, size, decisive=True)
-        logged, damaged = _logged(tail[: tail.rfind(b"\n") + 1])
-        if logged or whole <= size:
-            break
-    if damaged:
-        faults.add(f"{path}: the lines of these iterations are damaged: {', '.join(damaged[-_NAMED:])}")
-    unix = path.stat().st_mtime if logged else 0.0
-    return tuple(
-        Iteration(iteration=one.iteration, unix=unix, elapsed_ms=one.elapsed_ms, loss=_trained(one), nan=one.nan)
-        for one in logged
-    )
-
-
-def _logged(text: bytes) -> tuple[list[IterationLine], list[str]]:
-    """The lines of iterations, and the numbers of those whose lines are damaged."""
-    logged, damaged = list[IterationLine](), list[str]()
-    for line in LogText(BytesIO(text)):
-        if (found := iteration_line(line)) is not None:
-            logged.append(found)
-        elif (reached := progress(line)) is not None:
-            damaged.append(str(reached[0]))
-    return logged, damaged
-
-
-def _trained(line: IterationLine) -> float | None:
-    """The loss of a line; Megatron-LM leaves it out where it is not a number, and where everything was skipped."""
-    return None if math.isnan(line.loss) and line.skipped and not line.nan else line.loss
 
 
 MOST_S = 86400.0

@@ -33,11 +33,11 @@ from launch.node.elastic.peer_status import REGROUPS
 from launch.node.rank_failures import STILL_S, read_doings
 from launch.node.run_notices import restart_cause
 from launch.observe.executors import Answers, Records, executor_of, launch_of
-from launch.observe.iterations import clocks_of, read_log, read_text_log, read_times
+from launch.observe.iterations import clocks_of, read_log, read_times
 from launch.observe.observation import READINGS, Job, NodeGpus, Observation, RunKind, SeenNode
 from megatron_ext.contract.failure import RankFailure
 from megatron_ext.contract.kept import newest as newest_kept
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import checkpoint_iteration
 
 ERR_TAIL_BYTES = 128 * 1024
@@ -84,9 +84,7 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
     launch = launch_of(before, executor, submitted_unix, now, stopped=stop_unix is not None)
     nodes, jobs = executor.nodes(records, start, launch, now)
     errors = list(_errors(run, plan, start, faults))
-    upstream = plan.engine == MEGATRON_LM
-    written = run.node_out(before.names[-1]) if upstream else run.metrics
-    log = read_text_log(written, faults) if upstream else read_log(written, faults)
+    log = read_log(run.metrics, faults)
     log = tuple(clocks.of_line(line, before.names[plan.ranks[-1].node]) for line in log)
     stands_still = bool(errors) or not log or now - log[-1].unix > STILL_S
     started = {node.name: node.started_unix for node in nodes if node.started_unix is not None}
@@ -115,7 +113,7 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
         goal=_optional(run, run.goal, Goal, faults),
         log=log,
-        times=read_times(written, upstream, log),
+        times=read_times(run.metrics, log),
         doings=read_doings(run, plan, started, faults) if stands_still else (),
         gpus=_gpus(run, plan, nodes, faults) if plan.device == "cuda" else (),
         faults=tuple(faults),

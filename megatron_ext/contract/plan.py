@@ -112,6 +112,8 @@ class Content:
     """Ranks of a replica that share its sequences, which follow each other among the `data`; null: 1."""
     engine_options: Optional[Dict[str, object]] = field(metadata=about(written=False))
     """Fields of megatron.core's TransformerConfig, beside what the plan says."""
+    script: Optional[List[str]] = field(metadata=about(written=False))
+    """What a rank runs with engine=megatron_lm: the path of pretrain_gpt.py, and its options."""
     sequence_parallel: bool
     recompute: Recompute
     sharded_optimizer: bool
@@ -200,7 +202,7 @@ class Plan(PlacedPlan, Content):
     @property
     def resumable(self) -> bool:
         """Whether the run leaves checkpoints from which it goes on when it is started again."""
-        return self.train.checkpoint and self.rehearsal is None and self.engine != MEGATRON_LM
+        return self.train.checkpoint and self.rehearsal is None
 
     @classmethod
     def read(cls, path: Path) -> Plan:
@@ -403,9 +405,10 @@ def _check(content: Any, whole: bool) -> None:
     values = {key: value for key, value in content.items() if key not in ("version", "engine")}
     check_object(Content, values, "", whole)
     engine = content.get("engine", TDPP)
-    known = (TDPP, MEGATRON_CORE) if whole else ENGINES  # Megatron-LM's ranks read no plan
-    if engine not in known:
-        raise PlanFault(f"engine={engine!r} must be {' or '.join(known)}")
+    if engine not in ENGINES:
+        raise PlanFault(f"engine={engine!r} must be {' or '.join(ENGINES)}")
+    if whole and engine == MEGATRON_LM and not values.get("script"):
+        raise PlanFault(f"script={values.get('script')!r} must be the path of pretrain_gpt.py with engine={engine}")
     if not whole:
         for key, needed in _NEEDED.items():
             for number, entry in enumerate(values[key]):

@@ -6,7 +6,8 @@ events and the states of random number generators, which are not functions of to
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections import defaultdict
+from contextlib import nullcontext, suppress
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import torch
@@ -88,6 +89,30 @@ def begin() -> None:
     mode = _OnCpu()
     mode.__enter__()  # type: ignore[no-untyped-call]
     _begun.append(mode)
+
+
+def begin_script(ranks: int) -> None:
+    """The same for Megatron-LM's script, which looks for GPUs itself and finds `ranks` of them."""
+    begin()
+    import torch._dynamo
+
+    torch._dynamo.config.disable = True  # it would compile for the GPUs that it finds
+    found: Dict[str, Any] = {
+        "is_available": lambda: True,
+        "device_count": lambda: ranks,
+        "set_device": lambda _: None,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda *_: None,
+        "memory_stats": lambda *_: defaultdict(int),
+        "reset_peak_memory_stats": lambda *_: None,
+        **{f"{most}memory_{kind}": lambda *_: 0 for most in ("", "max_") for kind in ("allocated", "reserved")},
+    }
+    for name, stand_in in found.items():
+        setattr(torch.cuda, name, stand_in)
+    with suppress(ImportError):  # of kernels that its options leave out; newer versions build none
+        from megatron.legacy import fused_kernels
+
+        fused_kernels.load = lambda _: None
 
 
 def _counted(exchange: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,7 +31,8 @@ _MESSAGES = {
     "backward-send-forward-recv": ("backward-send", "forward-recv"),
 }
 """For each timer that tells of messages, the events, of which a rank waits for the last."""
-_CLIP = "optimizer-clip-main-grad"
+_STEPS = ("optimizer", "optimizer-clip-main-grad")
+"""What a rank does by itself after the passes. Of `optimizer` only Megatron-LM has a timer."""
 _LIBRARY: Tuple[Any, ...] = (getattr(torch.distributed, "DistBackendError", ()),)
 """What NCCL's failures are, since torch 2.1."""
 
@@ -57,9 +58,10 @@ class Pass(NamedTuple):
 class Turns:
     """Which micro-batch each pass and each message of an iteration is of, in the order in which a rank has them."""
 
-    def __init__(self, plan: Plan, place: Place, keys: Sequence[int]) -> None:
-        """`keys` are the numbers of the micro-batches."""
-        forward = [Pass(keys[m], chunk) for m, chunk in _table(plan, len(keys))]
+    def __init__(self, plan: Plan, place: Place, keys: Sequence[int], group: Optional[int] = None) -> None:
+        """`keys` are the numbers of the micro-batches, of which interleaved stages take so many as a `group`; None: as
+        many as there are stages."""
+        forward = [Pass(keys[m], chunk) for m, chunk in _table(plan, len(keys), group or plan.pipeline)]
         backward = [Pass(m, plan.chunks - 1 - chunk) for m, chunk in forward]
         first, last = place.stage == 0, place.stage == plan.pipeline - 1
         after_first = [one for one in forward if not (first and one.chunk == 0)]
@@ -75,12 +77,11 @@ class Turns:
 
     def next(self, name: str) -> Pass:
         """The one whose turn it is with what has this name."""
-        return self.of[name].popleft()
+        return self.of[name].popleft() if self.of[name] else Pass(-1, 0)  # one that no plan knows of
 
 
-def _table(plan: Plan, micro_batches: int) -> List[Any]:
-    """Micro-batches and chunks in the order of the forward passes: groups of as many micro-batches as stages."""
-    group = plan.pipeline
+def _table(plan: Plan, micro_batches: int, group: int) -> List[Any]:
+    """Micro-batches and chunks in the order of the forward passes."""
     if plan.chunks == 1:
         return [(m, 0) for m in range(micro_batches)]
     return [
@@ -140,7 +141,7 @@ class Timers:
             self._enter(name, self._recorder.span(name, turn.micro_batch, chunk=turn.chunk))
         elif name in self._sums:
             self._enter(name, annotate_errors(self._sums[name]), self._recorder.span(self._sums[name]))
-        elif name == _CLIP:
+        elif name in _STEPS:
             self._enter(name, self._recorder.span(name))
         elif name in _MESSAGES and self.peers:
             *begun, waited = [
@@ -182,27 +183,51 @@ class Timers:
 
 
 def communicator(recorder: Recorder, timers: Timers, config: Any) -> Dict[str, Any]:
-    """What schedules take: megatron.core's own way to send between stages, with each message recorded as what it is.
+    """What schedules take: megatron.core's own way to send between stages, with each message recorded as what it is."""
+    from megatron.core import parallel_state
+
+    kind = recorded(recorder, timers)
+    if kind is None:
+        timers.peers = peers()
+        return {}
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    return {
+        "p2p_communicator": kind(parallel_state.get_pipeline_model_parallel_group(), config),
+        "pg_collection": _groups(ProcessGroupCollection(), parallel_state),
+    }
+
+
+def peers() -> Dict[str, int]:
+    """What `Timers.peers` is for this rank, where timers alone tell of messages."""
+    from megatron.core import parallel_state
+
+    before, after = (
+        parallel_state.get_pipeline_model_parallel_prev_rank(),
+        parallel_state.get_pipeline_model_parallel_next_rank(),
+    )
+    names = ("forward-recv", "backward-send", "backward-recv", "forward-send")
+    return dict(zip(names, (before, before, after, after)))
+
+
+def recorded(recorder: Recorder, timers: Timers) -> Optional[Any]:
+    """megatron.core's class that sends between stages, with each message recorded as what it is; None before 0.15,
+    which has none: its timers alone tell of messages.
 
     In each of its steps it starts up to two messages out and two in, and waits for them: for those that come in first.
     """
-    from megatron.core import parallel_state
-
     try:
         from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-        from megatron.core.process_groups_config import ProcessGroupCollection
-    except ImportError:  # before 0.15 schedules take none, and their timers alone tell of messages
-        before, after = (
-            parallel_state.get_pipeline_model_parallel_prev_rank(),
-            parallel_state.get_pipeline_model_parallel_next_rank(),
-        )
-        names = ("forward-recv", "backward-send", "backward-recv", "forward-send")
-        timers.peers = dict(zip(names, (before, before, after, after)))
-        return {}
+    except ImportError:
+        return None
 
     class Recorded(P2PCommunicator):  # type: ignore[misc]
         def _communicate(self, *, wait_on_reqs: bool = True, **message: Any) -> Any:
-            received_prev, received_next, requests = super()._communicate(wait_on_reqs=False, **message)
+            batched, self.config.batch_p2p_comm = self.config.batch_p2p_comm, False
+            try:  # each message by itself, so that those that go together end each at its own time
+                received_prev, received_next, requests = super()._communicate(wait_on_reqs=False, **message)
+            finally:
+                self.config.batch_p2p_comm = batched
             waits = {name: _Wait(self, name, one) for name, one in (requests or {}).items()}
             for name in waits:
                 if name.startswith("send"):
@@ -241,10 +266,7 @@ def communicator(recorder: Recorder, timers: Timers, config: Any) -> Dict[str, A
                 stack.enter_context(annotate_errors(self._what))
                 self._work.wait()
 
-    return {
-        "p2p_communicator": Recorded(parallel_state.get_pipeline_model_parallel_group(), config),
-        "pg_collection": _groups(ProcessGroupCollection(), parallel_state),
-    }
+    return Recorded
 
 
 def _groups(groups: Any, state: Any) -> Any:

@@ -185,9 +185,10 @@ class TrainingLog:
         clock: Callable[[], float] = time.monotonic,
         spending: Optional[Spending] = None,
         unlogged: Optional[Unlogged] = None,
+        shows: bool = True,
     ) -> None:
         """What the file tells of iterations after `start` is dropped: they are trained anew. `clock` tells seconds;
-        `unlogged` takes each iteration that has no line yet."""
+        `unlogged` takes each iteration that has no line yet. Without `shows` it prints nothing."""
         keep_lines(path, start)
         keep_lines(plan.files.experts, start)
         self._plan = plan
@@ -196,6 +197,7 @@ class TrainingLog:
         self._clock = clock
         self._spending = spending
         self._unlogged = unlogged
+        self._shows = shows
         self._gathered = _IterationTotals(plan)
         self._since = self._before = clock()
 
@@ -222,7 +224,7 @@ class TrainingLog:
             **_evaluation_metrics(evaluation),
             **self._run_metrics(progress),
         }
-        _write(self._plan, self._path, metrics, progress.global_batch_size, self._gathered.own())
+        _write(self._plan, self._path, metrics, progress.global_batch_size, self._gathered.own(), self._shows)
         loads = self._gathered.expert_loads()
         if loads:
             with self._plan.files.experts.open("a", encoding="utf-8") as file:
@@ -257,8 +259,11 @@ def log_unlogged(plan: Plan, unlogged: Unlogged) -> None:
         _write(plan, plan.files.metrics, metrics, batch, own)
 
 
-def _write(plan: Plan, path: Path, metrics: Dict[str, Any], batch: int, own: Mapping[str, Optional[float]]) -> None:
-    print(iteration_line(plan, metrics, batch, own), flush=True)
+def _write(
+    plan: Plan, path: Path, metrics: Dict[str, Any], batch: int, own: Mapping[str, Optional[float]], shows: bool = True
+) -> None:
+    if shows:
+        print(iteration_line(plan, metrics, batch, own), flush=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(metrics) + "\n")
 

@@ -36,6 +36,11 @@ def listen() -> None:
     signal.signal(SIGNAL, _note)
 
 
+def asked() -> bool:
+    """Whether the signal came."""
+    return _asked
+
+
 def _note(_signum: int, _frame: Optional[FrameType]) -> None:
     global _asked
     _asked = True

@@ -11,7 +11,6 @@ import numpy as np
 from conf.run_folder.rundir import numbered
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
-from megatron_ext.contract.plan import MEGATRON_LM
 from reports.facts.breakdown import messages
 from reports.facts.frames import measured
 from reports.facts.representatives import alike, slowest_first
@@ -134,8 +133,6 @@ def _answer(record: Record, figures: Statistics, why: Why | None) -> str:
 
 
 def _why_no_events(record: Record, findings: Findings | None) -> str:
-    if record.plan.engine == MEGATRON_LM:
-        return "Megatron-LM does not record events"
     if not record.plan.timeline:
         return "the run does not record events (profile.timeline=false)"
     ended = all(state.get("state") == "ended" for state in record.node_states.values())

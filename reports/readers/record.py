@@ -22,11 +22,10 @@ from conf.run_folder.run_files import opened, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from megatron_ext.contract.failure import RankFailure
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
-from reports.readers import upstream_log
 from reports.readers.hardware import ProfileFile, profile_files
 from reports.readers.json_lines import Decision, Regrouping, decisions, expert_loads, metrics_frame, metrics_lines
 from reports.readers.upstream_log import UpstreamLog
@@ -147,7 +146,6 @@ def read(run: RunDir) -> Record:
         )
     notes: list[str] = []
     plan = _with_names(run, run.read_plan(), notes)
-    upstream = _upstream(run, plan, notes) if plan.engine == MEGATRON_LM else None
     config = _text(run.config, notes)
     # There is no such file before the first decision, as in runs that make none.
     decided = decisions(_lines(run.decisions, MOST_METRICS_BYTES, notes), notes) if run.decisions.exists() else ()
@@ -157,12 +155,8 @@ def read(run: RunDir) -> Record:
         name=run.name,
         diff=run.diff,
         plan=plan,
-        metrics=metrics_frame(
-            upstream.metrics
-            if upstream
-            else metrics_lines(_lines(run.metrics, MOST_METRICS_BYTES, notes), run.metrics.name, notes)
-        ),
-        upstream=upstream,
+        metrics=metrics_frame(metrics_lines(_lines(run.metrics, MOST_METRICS_BYTES, notes), run.metrics.name, notes)),
+        upstream=None,
         config=config,
         experiment=_experiment(run, plan, notes) if config else None,
         overrides=tuple(line for line in _text(run.overrides, notes).splitlines() if line),
@@ -244,15 +238,6 @@ def _json(run: RunDir, path: Path, notes: list[str]) -> Mapping[str, Any]:
         notes.append(f"{path.relative_to(run.path)} " + ("is not there" if value is None else "is not a JSON object"))
         return {}
     return value
-
-
-def _upstream(run: RunDir, plan: Plan, notes: list[str]) -> UpstreamLog:
-    lines = (line for node in plan.nodes for line in _lines(run.node_out(node.name), MOST_LOG_BYTES, notes))
-    log = upstream_log.parse(lines).with_tokens(plan.global_batch_size * plan.model.sequence_length)
-    notes.extend(log.notes)
-    if not log.metrics:
-        notes.append("the logs have no iteration")
-    return log
 
 
 def _failures(run: RunDir, plan: Plan, notes: list[str]) -> list[RankFailure]:

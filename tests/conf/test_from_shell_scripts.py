@@ -87,7 +87,7 @@ def test_the_table_of_options_has_all_that_tdpp_gives_and_none_that_megatron_lm_
     given: set[str] = set()
     for overrides in ([], ["engine.vocab_file=v.json", "engine.merge_file=m.txt"], ["train.precision=fp16"]):
         experiment = compose(["experiment=seed_a10x8", *ENGINE, "train.precision=bf16", *overrides])
-        given |= pretrain_options(experiment, ["data"], Path("checkpoints")).keys()
+        given |= pretrain_options(experiment, Path("checkpoints")).keys()
     assert set(named) - OF_EXPERTS == given
     assert set(named) > OF_EXPERTS
     assert {f"--{name}" for name in named} <= set(pretrain_gpt.OPTIONS.read_text().split())

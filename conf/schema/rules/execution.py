@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from conf.errors import ConfigError
 from conf.schema.adapt import Adapt, Elastic
 from conf.schema.cluster import Cluster
-from conf.schema.engine import Engine, EngineKind
+from conf.schema.engine import Engine
 from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
-from conf.schema.profile import Notify, Tracker
+from conf.schema.profile import Notify
 from conf.schema.train import Train
 from conf.visible import plural
 from megatron_ext.contract.parallel_config import Compress, Offload, ReduceDtype, Shards
@@ -67,15 +67,10 @@ def check_jobs(max_jobs: int | None, executor: Executor) -> None:
         )
 
 
-def check_metric(metric: str, dry_run: bool, engine: Engine, train: Train) -> None:
+def check_metric(metric: str, dry_run: bool, train: Train) -> None:
     """Whether a run gives this metric; its name is looked up when the run is launched."""
     if dry_run:
         raise ConfigError(f"sweep_metric={metric} needs a run, and dry_run=true starts none; leave one of the two out")
-    if engine.kind is EngineKind.megatron_lm:
-        raise ConfigError(
-            f"sweep_metric={metric} is read from metrics.jsonl, which a run with engine.kind=megatron_lm does not "
-            f"write; use engine=tdpp, or leave it out"
-        )
     if metric.startswith("valid/") and train.eval_interval is None:
         raise ConfigError(f"sweep_metric={metric} needs evaluations; set train.eval_interval, in iterations")
 
@@ -97,18 +92,15 @@ def check_megatron_lm(
     model: Model,
     parallel: Parallel,
     train: Train,
-    cluster: Cluster,
-    groups: Iterable[str],
     rehearse: Rehearse,
 ) -> None:
-    """Whether Megatron-LM can do what the rest of the configuration says; `groups` are those of its nodes."""
+    """Whether Megatron-LM can do what the rest of the configuration says."""
     if not model.traits.megatron_lm:
         raise ConfigError(
             f"model.family={model.family}: Megatron-LM trains only model.family=gpt here, with its pretrain_gpt.py; "
             f"use engine=tdpp"
         )
     _schedule(parallel, any(one.startswith("--microbatch-group-size") for one in engine.arguments))
-    _devices(cluster, groups)
     _without_equal(train, rehearse)
     if train.load is not None:
         raise ConfigError(
@@ -118,11 +110,6 @@ def check_megatron_lm(
     if train.in_epochs:
         given = " ".join(f"train.{key}={getattr(train, key)}" for key in train.in_epochs)
         raise ConfigError(f"{given}: with engine.kind=megatron_lm, give intervals in iterations")
-    if train.last_iteration % train.log_interval:
-        raise ConfigError(
-            f"train.iterations={train.iterations} must be a multiple of train.log_interval={train.log_interval}: "
-            f"Megatron-LM logs only such iterations, and a run counts as complete only when its last one is logged"
-        )
 
 
 _PLAIN = ("chunks", "context", "expert", "global_batch_size", "micro_batch_size", "pipeline", "sequence_parallel")
@@ -189,15 +176,6 @@ def check_engine(
             own = key if key.startswith(("train.", "model.")) else f"parallel.{key}"
             name, said, _ = given.get(key, (own, value, None))
             raise ConfigError(f"{name}={said} must be {must}")
-
-
-def check_megatron_lm_log(log: list[Tracker]) -> None:
-    """Whether a run can write these trackers, whose metrics are known from Megatron-LM's log alone."""
-    if log:
-        raise ConfigError(
-            f"log={','.join(log)}: with engine.kind=megatron_lm, metrics are read from its log after the run; leave "
-            f"it out, and run 'tdpp report RUN --{log[0]}' afterwards"
-        )
 
 
 def _schedule(parallel: Parallel, regrouped: bool) -> None:
@@ -270,16 +248,6 @@ def _schedule(parallel: Parallel, regrouped: bool) -> None:
             "(global_batch_size / (data * micro_batch_size)): Megatron-LM takes them in groups, and needs a multiple "
             f"of parallel.pipeline={parallel.pipeline}; change parallel.global_batch_size, or use engine=tdpp"
         )
-
-
-def _devices(cluster: Cluster, groups: Iterable[str]) -> None:
-    for name in dict.fromkeys(groups):
-        gpu = cluster.groups[name].gpu
-        if cluster.gpus[gpu].is_cpu:
-            raise ConfigError(
-                f"cluster.groups.{name}.gpu={gpu}: Megatron-LM trains on GPUs only; choose another cluster, or "
-                "engine=tdpp"
-            )
 
 
 def _without_equal(train: Train, rehearse: Rehearse) -> None:

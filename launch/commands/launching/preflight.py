@@ -19,7 +19,7 @@ from launch.doctor.judge import checkpoint_bytes
 from launch.errors import LaunchError
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
-from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan import MEGATRON_LM, Plan
 
 Preflight = Callable[[Experiment], Sequence[str]]
 _MOST_PROVED = 2000
@@ -147,7 +147,9 @@ def shared_cpus(experiment: Experiment) -> tuple[int, int] | None:
 
 
 def check_start(plan: Plan) -> None:
-    """Raises LaunchError if the run of this plan cannot go on from its checkpoint."""
+    """Raises LaunchError if the run of this plan cannot go on from its checkpoint. Megatron-LM reads its own itself."""
+    if plan.engine == MEGATRON_LM:
+        return
     from megatron_ext.checkpoints import meta
     from megatron_ext.contract.errors import EngineError
 

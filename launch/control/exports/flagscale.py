@@ -13,8 +13,7 @@ from itertools import groupby
 
 from fasop.costs.training import Training
 from fasop.search.plan import Plan
-from launch.control.megatron_lm import layout_options, model_options, precision_options
-from launch.node.worker_command import Options
+from launch.control.megatron_lm import Options, layout_options, model_options, precision_options
 from megatron_ext.contract.models.counts import experts_of
 
 ONLY: Mapping[str, str] = {"parallel.schedule": "one_f_one_b"}

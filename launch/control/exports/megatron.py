@@ -9,8 +9,7 @@ from __future__ import annotations
 import shlex
 
 from fasop.search.plan import Plan
-from launch.control.megatron_lm import layout_options, model_options, precision_options
-from launch.node.worker_command import Options
+from launch.control.megatron_lm import Options, layout_options, model_options, precision_options
 
 
 def options(plan: Plan) -> Options:

@@ -17,6 +17,7 @@ from conf.schema.cluster import Gpu
 from conf.schema.experiment import Compress, EngineKind, Experiment, Offload, ReduceDtype, Rehearse, Shards
 from conf.schema.model import Model
 from conf.schema.rules.adaptation import whole_replicas
+from launch.control import megatron_lm
 from launch.control.executors.free_nodes import free_now
 from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams
 from launch.history.failures import mean_time_between_failures
@@ -64,6 +65,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         expert=parallel.expert if parallel.expert > 1 else None,
         context=parallel.context if parallel.context > 1 else None,
         engine_options=dict(experiment.engine.options) or None,
+        script=None,
         sequence_parallel=parallel.sequence_parallel,
         recompute=parallel.recompute,
         sharded_optimizer=parallel.sharded_optimizer,
@@ -114,8 +116,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         data_documents=experiment.data.documents() if model.traits.running_text else None,
         data_augment=experiment.data.augmented(str(model.family)),
         data_bucketing=experiment.data.bucketing,
-        timeline=experiment.profile.timeline
-        and experiment.engine.kind is not EngineKind.megatron_lm,  # which records none
+        timeline=experiment.profile.timeline,
         nsys=experiment.profile.nsys or experiment.profile.ncu,
         trace_iteration=experiment.profile.trace_iteration,
         device="cpu" if all(_gpu(experiment, node.group).is_cpu for node in nodes) else "cuda",
@@ -123,6 +124,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         folder=Path(experiment.runs_dir).absolute() / run_name,
         engine=str(experiment.engine.kind),
     )
+    if experiment.engine.kind is EngineKind.megatron_lm:
+        plan = replace(plan, script=megatron_lm.script(experiment, plan.files.checkpoints))
     if plan.elastic is not None and not whole_replicas(parallel, experiment.ranks_per_node()):
         from launch.control.planning.node_set_plans import node_set_plans  # which searches
 

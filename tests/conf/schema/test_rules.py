@@ -16,10 +16,6 @@ BROKEN = {
         ["sweep_metric=train/loss", "dry_run=true"],
         "sweep_metric=train/loss needs a run, and dry_run=true starts none; leave one of the two out",
     ),
-    "Megatron-LM's runs have no metrics file": (
-        ["sweep_metric=train/loss", "engine=megatron_lm", "engine.checkout=x"],
-        "sweep_metric=train/loss is read from metrics.jsonl, which a run with engine.kind=megatron_lm does not",
-    ),
     "a metric of evaluations needs evaluations": (
         ["sweep_metric=valid/loss"],
         "sweep_metric=valid/loss needs evaluations; set train.eval_interval, in iterations",

@@ -1,10 +1,7 @@
-"""`engine=megatron_lm`: the command line is one that Megatron-LM understands, and its runs are watched like ours."""
+"""`engine=megatron_lm`: the options are ones that Megatron-LM understands (its runs: test_megatron_lm_runs.py)."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -12,21 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conf.compose import compose
-from conf.run_folder.rundir import RunDir
-from conf.schema.experiment import Experiment
-from launch.control.follow import follow
-from launch.control.megatron_lm import check, worker
-from launch.control.planning.plan import make_plan
-from launch.control.stop import stop
-from launch.control.submit import submit
+from launch.control.megatron_lm import check, script
 from launch.errors import LaunchError
-from launch.judge.state import State
-from launch.judge.verdict import judge
-from launch.machine import processes
-from launch.node.worker_command import Master
 from megatron_ext.contract.layout import megatron_layout
 from tests.support import ROOT
-from tests.support.launch.live import TWO_NODES, agents, done, token, wait_for
+from tests.support.launch.live import done
 from tests.support.launch.megatron_lm import pretrain_gpt
 
 GOLDEN = ROOT / "tests" / "launch" / "golden"
@@ -39,19 +26,14 @@ SEED = (
     "engine.merge_file=/data/gpt2-merges.txt",
     "data.prefix=/data/xl/my-gpt2_text_document",
 )
-STAND_IN = ("engine=megatron_lm", f"engine.checkout={CHECKOUT}", "cluster.gpus.cpu.name=stand-in")
-SHORT = ("parallel.data=1", "train.iterations=6", "train.log_interval=2")
-
-
-def torchrun(experiment: Experiment, node_rank: int) -> list[str]:
-    runner = worker(experiment, make_plan(experiment, "a/b"), RunDir(Path("/runs/a/b")), "python3")
-    return runner.torchrun(node_rank, Master("gpu2-0.cluster", 6000))
+STAND_IN = ("engine=megatron_lm", f"engine.checkout={CHECKOUT}")
 
 
 def options(*overrides: str) -> list[str]:
     """Those of pretrain_gpt.py."""
-    words = torchrun(compose([*SEED, *overrides]), 0)
-    return words[words.index("/opt/megatron-lm/pretrain_gpt.py") + 1 :]
+    path, *words = script(compose([*SEED, *overrides]), Path("/runs/a/b/checkpoints"))
+    assert path == "/opt/megatron-lm/pretrain_gpt.py"
+    return words
 
 
 def value(words: list[str], name: str) -> str:
@@ -65,10 +47,8 @@ def as_lines(words: list[str]) -> str:
     )
 
 
-@pytest.mark.parametrize("node_rank", [0, 7])
-def test_the_seeds_plan_is_this_command_line(node_rank: int) -> None:
-    _python, *words = torchrun(compose(SEED), node_rank)
-    assert as_lines(words) == (GOLDEN / f"megatron_lm_seed_node{node_rank}.txt").read_text()
+def test_the_seeds_plan_is_these_options() -> None:
+    assert as_lines(options()).strip() + "\n" == (GOLDEN / "megatron_lm_seed.txt").read_text()
 
 
 EVERYTHING = (
@@ -160,9 +140,18 @@ def test_a_key_adds_or_changes_its_options_only(overrides: list[str], given: lis
     assert [line for line in changed if line not in plain and not line.startswith(sizes)] == given
 
 
-def test_no_timers_without_a_timeline_and_no_files_without_checkpoints() -> None:
-    words = options("profile.timeline=false", "train.checkpoint=false")
-    assert not {"--timing-log-level", "--timing-log-option", "--save", "--load", "--save-interval"} & set(words)
+def test_there_are_no_files_without_checkpoints() -> None:
+    given = {"--save", "--load", "--save-interval", "--exit-signal-handler"}
+    assert given <= set(options())
+    assert not given & set(options("train.checkpoint=false"))
+
+
+def test_cpus_do_without_what_only_gpus_have() -> None:
+    experiment = compose([*STAND_IN, "cluster=local"])
+    words = script(experiment, Path("checkpoints"))
+    assert value(words, "--distributed-backend") == "gloo"
+    assert pretrain_gpt.parser().parse_args(words[1:]).transformer_impl == "local"
+    assert "--distributed-backend" not in options()
 
 
 def test_a_resumed_run_loads_what_it_saved() -> None:
@@ -195,80 +184,38 @@ def test_a_layout_has_the_layers_of_its_partition(partition: list[int]) -> None:
     assert (said[0], said[-1], said.count("E"), said.count("L")) == ("E", "L", 1, 1)
 
 
+def checkout(tmp_path: Path, requires: str = ">=3.8") -> tuple[str, ...]:
+    """GPUs without a container, and a checkout that says which Python it wants."""
+    (tmp_path / "pretrain_gpt.py").touch()
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nrequires-python = "{requires}"\n')
+    return (*SEED, "executor=local", "container=none", f"engine.checkout={tmp_path}")
+
+
 def test_a_checkout_that_is_not_there_is_told(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match=r"engine\.checkout=.*/pretrain_gpt\.py does not exist"):
         check(compose([*STAND_IN, f"engine.checkout={tmp_path}"]))
 
 
-def test_a_dry_run_shows_the_command_of_every_node(tmp_path: Path) -> None:
+def test_a_python_that_is_too_old_is_told_with_what_helps(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"needs Python 3\.99, .*container.image.*environment.*an older checkout"):
+        check(compose([*checkout(tmp_path, ">=3.99,<4"), "engine.arguments=[--transformer-impl,local]"]))
+
+
+def test_a_missing_transformer_engine_is_told_with_what_helps(tmp_path: Path) -> None:
+    words = checkout(tmp_path)
+    with pytest.raises(LaunchError, match=r"Transformer Engine.s, .*container.image.*install.*impl,local"):
+        check(compose([*words]))
+    for argument in ("[--transformer-impl,local]", "['--transformer-impl=local']"):
+        check(compose([*words, f"engine.arguments={argument}"]))
+    check(compose([*STAND_IN, "cluster=local"]))  # CPUs have none, and need none
+
+
+def test_what_a_container_has_is_known_there_alone() -> None:
+    check(compose(SEED))
+
+
+def test_a_dry_run_shows_the_worker_of_every_node(tmp_path: Path) -> None:
     shown = done("launch", *SEED, "executor=local", "container=none", "dry_run=true", "--full", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout.count("torch.distributed.run") == 8
-    assert "--node-rank 7 --master-addr '<host of node 0>' --master-port '<port>'" in shown.stdout
+    assert shown.stdout.count("-m tests.support.launch.stand_in_worker") == 8
     assert "CUDA_DEVICE_MAX_CONNECTIONS=1" in shown.stdout
-
-
-@pytest.mark.slow
-def test_launch_status_and_report_serve_a_run_of_megatron_lm(tmp_path: Path) -> None:
-    launched = done("launch", *STAND_IN, *SHORT, cwd=tmp_path)
-    run = RunDir.find(tmp_path / "runs", None)
-    assert launched.returncode == 0, run.node_err("local-0").read_text()
-    assert launched.stdout == f"{run.name}: succeeded, 2 ranks exited with 0; iteration 6 of 6 logged\n"
-    assert [line.split("iteration")[1].split()[0] for line in launched.stderr.splitlines()[1:-1]] == [
-        "1/6",
-        "2/6",
-        "4/6",
-        "6/6",
-    ]
-    status = json.loads(done("status", "--json", cwd=tmp_path).stdout)
-    assert (status["state"], status["iteration"], status["loss"]) == ("succeeded", 6, 4.94)
-    assert status["ms_per_iteration"] == 24.0
-    reported = done("report", cwd=tmp_path)
-    assert reported.returncode == 0
-    assert reported.stderr.splitlines() == [
-        "next: tdpp report --open  # in a browser; on a machine without one, --serve instead of --open"
-    ]
-    page = run.report.joinpath("index.html").read_text()
-    for part in ("Megatron-LM", "4.9400", "6 of 6", "forward-backward", "2,010.2"):
-        assert part in page
-
-
-def test_two_nodes_meet_where_the_first_one_says(runs: Path) -> None:
-    run = start(runs, *TWO_NODES, "cluster.groups.local.gpus_per_node=1", *SHORT)
-    follow(run)
-    assert judge(run).state == State.succeeded, run.node_err("local-1").read_text()
-    assert set(run.read_json(run.address)) == {"start", "host", "port"}
-
-
-def test_a_failed_rank_fails_the_run(runs: Path) -> None:
-    run = start(runs, *SHORT, "+cluster.environment.FAIL_RANK='1'")
-    follow(run)
-    verdict = judge(run)
-    assert (verdict.state, verdict.rule) == (State.failed, "worker-failed")
-    assert "RuntimeError: out of luck" in run.node_err("local-0").read_text()
-
-
-def test_a_run_that_is_stopped_leaves_nothing(runs: Path) -> None:
-    run = start(runs, *SHORT, "train.iterations=100000")
-    wait_for(lambda: b" iteration " in log(run), 60)
-    assert stop(run) != "no process was left"
-    assert judge(run).state == State.stopped
-    assert processes.find(token(run)) == set()
-
-
-def test_ranks_end_with_a_killed_agent(runs: Path) -> None:
-    run = start(runs, *SHORT, "train.iterations=100000")
-    wait_for(lambda: b" iteration " in log(run), 60)
-    os.kill(agents(run)[0], signal.SIGKILL)
-    wait_for(lambda: not processes.find(token(run)), 60)
-    assert judge(run).state == State.lost
-
-
-def log(run: RunDir) -> bytes:
-    path = run.node_out("local-0")
-    return path.read_bytes() if path.exists() else b""
-
-
-def start(runs: Path, *overrides: str) -> RunDir:
-    settings = [f"runs_dir={runs}", *STAND_IN, *overrides]
-    return submit(compose(settings), settings)

@@ -21,7 +21,7 @@ from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
-from launch.node.worker_command import MegatronLM, ProfiledWorker, Profiler
+from launch.node.worker_command import Profiler
 from launch.observe.look import observe
 from megatron_ext.contract.worker import SAVED
 from tests.support.launch import live
@@ -129,12 +129,6 @@ def test_a_dry_run_shows_it_on_a_machine_that_has_it_not(tmp_path: Path, monkeyp
     report = tmp_path / "tiny" / "<time>-<hash>" / "nsys"
     for node in ("local-0", "local-1"):
         assert f" nsys profile '--output={report / node}' --force-overwrite=true " in text
-
-
-def test_a_worker_that_cannot_start_yet_does_not_start_its_profiler(tmp_path: Path) -> None:
-    waiting = MegatronLM(python="python", checkout="/m", ranks_per_node=(1, 1), port=None, options=())
-    worker = ProfiledWorker(worker=waiting, profiler=Profiler.nsys, nodes=("n-0", "n-1"))
-    assert worker.command(RunDir(tmp_path), 1, "0.0") is None
 
 
 DOUBLE = """#!{python}

@@ -10,7 +10,6 @@ import pytest
 
 from conf.compose import compose
 from conf.run_folder.gpu_lines import entries
-from conf.schema.experiment import Engine, EngineKind
 from conf.visible import size_text
 from launch.doctor.devices import devices
 from launch.doctor.findings import Check, Level, Link, NodeFindings, RankFindings, Taken
@@ -317,17 +316,6 @@ def test_a_table_as_it_was_measured_is_well() -> None:
     found = with_table("{hgx: {gpu2: {gbit_per_s: 36}}, gpu2: {hgx: {gbit_per_s: 38}, gpu2: {latency_us: 18}}}")
     assert {check.level for check in found} == {Level.ok}
     assert len(found) == 2
-
-
-def test_torchruns_store_is_open_to_everybody() -> None:
-    engine = Engine(kind=EngineKind.megatron_lm, checkout="/lm", vocab_file="v.json", merge_file="m.txt")
-    experiment = replace(SEED, engine=engine)
-    found = judged(experiment=experiment)
-    assert found["hgx", "open ports"].level is Level.warning
-    assert found["hgx", "open ports"].text.startswith(
-        "hgx-0: torchrun's store listens on a free port of all interfaces"
-    )
-    assert found["gpu2", "open ports"].level is Level.ok
 
 
 def test_ranks_that_only_their_own_node_reaches_have_no_open_ports() -> None:

@@ -25,7 +25,7 @@ from megatron_ext.contract.worker import TOKEN
 from tests.launch.judge.test_verdict import OK, Case
 
 SHELL = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
-MEGATRON_LM = ["engine=megatron_lm", "engine.checkout=/opt/megatron-lm", "cluster.gpus.cpu.name=stand-in"]
+MEGATRON_LM = ["engine=megatron_lm", "engine.checkout=/opt/megatron-lm"]
 SUBMITIT = {"SUBMITIT_LOCAL_NTASKS": "1", "SUBMITIT_EXECUTOR": "local", "CUDA_VISIBLE_DEVICES": ""}
 
 

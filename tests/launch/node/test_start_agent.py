@@ -25,7 +25,7 @@ from launch.errors import LaunchError
 from launch.files import own_path
 from launch.machine.container_runtimes import RunContainer
 from launch.node.settings import NodeSettings
-from launch.node.worker_command import MegatronLM, ModuleWorker, ProfiledWorker, Profiler, Worker
+from launch.node.worker_command import ModuleWorker, ProfiledWorker, Profiler, Worker
 from megatron_ext.contract.files import write_atomic
 from tests.support.launch.live import done
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, run_by
@@ -89,13 +89,13 @@ CONTAINER = RunContainer(
     scratch=Path("/scratch"),
     run="a/b",
 )
-MEGATRON_LM = MegatronLM(python="p", checkout="/m", ranks_per_node=(4, 2), port=None, options=("--a", "1"))
-PROFILED = ProfiledWorker(worker=MEGATRON_LM, profiler=Profiler.nsys, nodes=("a", "b"), iteration=3)
+MODULE = ModuleWorker("megatron_ext.worker", "p")
+PROFILED = ProfiledWorker(worker=MODULE, profiler=Profiler.nsys, nodes=("a", "b"), iteration=3)
 
 
-@pytest.mark.parametrize("worker", [MEGATRON_LM, PROFILED], ids=["megatron_lm", "profiled"])
+@pytest.mark.parametrize("worker", [MODULE, PROFILED], ids=["module", "profiled"])
 @pytest.mark.parametrize("container", [CONTAINER, replace(CONTAINER, image=Path("/a.sqsh"))], ids=["registry", "file"])
-def test_every_engine_and_container_is_read_as_it_was_written(
+def test_every_worker_and_container_is_read_as_it_was_written(
     told: Path, started: list[NodeSettings], worker: Worker, container: RunContainer
 ) -> None:
     settings = replace(settings_of(RunDir(told.parents[1])), worker=worker, container=container)
@@ -156,7 +156,7 @@ def test_what_is_no_file_of_this_run_and_version_is_not_started(
     content = told.read_text()
     for wrong, why in (
         (content.replace('"nodes"', '"knots"'), "lacks nodes"),
-        (content.replace('"ModuleWorker"', '"os.system"'), "must be one of ModuleWorker, MegatronLM, ProfiledWorker"),
+        (content.replace('"ModuleWorker"', '"os.system"'), "must be one of ModuleWorker, ProfiledWorker"),
         (content.replace(str(told.parents[1]), "/another"), "is of another run, /another"),
         (content[:-9], "launch the run again"),
     ):

@@ -103,9 +103,3 @@ def test_trackers_are_listed_as_people_write_them(word: str) -> None:
 def test_what_is_no_tracker_is_refused() -> None:
     with pytest.raises(ConfigError, match="tensorboard, wandb, mlflow"):
         compose(["log=tensorbord"])
-
-
-def test_megatron_lm_logs_in_its_own_way() -> None:
-    words = ["experiment=seed_a10x8", "engine=megatron_lm", "engine.checkout=/m"]
-    with pytest.raises(ConfigError, match=r"log=wandb: with engine.kind=megatron_lm, .* 'tdpp report RUN --wandb' "):
-        compose([*words, "log=wandb"])

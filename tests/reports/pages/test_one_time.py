@@ -55,6 +55,6 @@ def test_pages_tables_commands_and_notebooks_show_the_median_of_the_log(
     assert loaded.iteration_time.ms == np.median(each)
     assert reports.load_sweep(run, twin)["iteration_ms"].tolist() == [np.median(each)] * 2
     metrics = RunDir(run).metrics
-    seen = iteration_time(read_times(metrics, False, read_log(metrics, Faults())))
+    seen = iteration_time(read_times(metrics, read_log(metrics, Faults())))
     assert seen is not None
     assert seen.cell == shown

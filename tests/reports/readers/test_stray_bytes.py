@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from launch.commands.report import main
 from reports.readers.upstream_log import parse
-from tests.support.reports.synthetic import Shape, make_run
 
 
 def line(iteration: int) -> str:
@@ -110,16 +108,3 @@ def test_what_is_left_out_stands_on_the_terminal_and_on_the_page(tmp_path: Path,
         assert part in said
     rows = (tmp_path / "train.report/metrics.csv").read_text().splitlines()[1:]
     assert [int(row.split(",")[0]) for row in rows] == [10, 20, 30, 50, 60]
-
-
-def test_a_run_of_megatron_lm_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    folder = tmp_path / "runs/tiny/20260101-000000-aaaa"
-    make_run(folder, Shape(pipeline=2, iterations=60))
-    plan = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps(plan | {"engine": "megatron_lm", "timeline": False}))
-    (folder / "nodes/g0-0.out").write_text("".join([*LINES[:2], "\0" * 512 + LINES[2], *LINES[4:]]))
-    main([str(folder)])
-    page, said = (folder / "report/index.html").read_text(), capsys.readouterr().err
-    for part in ("512 NUL bytes left out", "the log has no line of iteration 40"):
-        assert part in page
-        assert part in said

@@ -1,17 +1,9 @@
-"""A run of Megatron-LM has its course, times and memory on the page, from its logs alone."""
+"""Course, times and memory in a log of Megatron-LM."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pytest
-
 from reports.readers.upstream_log import Memory, parse
-from tests.reports.test_cli import report
-from tests.support.reports.synthetic import Shape, make_run
 
-SHAPE = Shape(pipeline=2, data=2, micro_batches=2, iterations=30)
 SET_UP = """\
 > setting tensorboard ...
 (min, max) time across ranks (ms):
@@ -71,32 +63,3 @@ def test_memory_is_what_a_rank_told_last() -> None:
         0: Memory(5100.25, 8150.75, 9000.0, 9100.0),
         2: Memory(5200.25, 6300.5, 7100.0, 7100.0),
     }
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "runs/tiny/20260101-000000-aaaa"
-    make_run(folder, SHAPE)
-    plan = json.loads((folder / "plan.json").read_text())
-    (folder / "plan.json").write_text(json.dumps(plan | {"engine": "megatron_lm", "timeline": False}))
-    (folder / "metrics.jsonl").unlink()
-    return folder
-
-
-def test_the_page_shows_course_times_and_memory_and_misses_nothing(run: Path, capsys) -> None:
-    (run / "nodes/g0-0.out").write_text(LOG)
-    summary, timeline = report(run)
-    for part in ("30 of 30", "440.0 ms", "Megatron-LM trained it", "forward-backward", "410.00", "8,150.8", "6,300.5"):
-        assert part in summary
-    assert "Missing" not in summary
-    assert "No events: Megatron-LM does not record events." in timeline
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("next: tdpp report ")
-
-
-@pytest.mark.parametrize("text", ["", SET_UP], ids=["empty", "set-up"])
-def test_a_run_that_has_logged_nothing_yet_has_a_page(run: Path, text: str) -> None:
-    (run / "nodes/g0-0.out").write_text(text)
-    summary, _ = report(run)
-    for part in ("the logs have no iteration", "no timers in the logs", "no memory figures in the logs"):
-        assert part in summary

@@ -51,10 +51,6 @@ BROKEN = {
         "parallel.schedule=interleaved with 12 micro-batches (global_batch_size / (data * micro_batch_size)): "
         "Megatron-LM takes them in groups, and needs a multiple of parallel.pipeline=8; change",
     ),
-    "no GPU": (
-        ["cluster.gpus.a10.name=CPU"],
-        "cluster.groups.gpu2.gpu=a10: Megatron-LM trains on GPUs only; choose another cluster, or engine=tdpp",
-    ),
     "torch.compile": (
         ["train.compile=true"],
         "train.compile=true is for tdpp's own engine only; use train.compile=false, or engine=tdpp",
@@ -67,10 +63,6 @@ BROKEN = {
     "a rehearsal": (
         ["executor.rehearse=virtual"],
         "executor.rehearse=virtual is for tdpp's own engine only; use executor.rehearse=none",
-    ),
-    "a last iteration that is not logged": (
-        ["train.iterations=55"],
-        "train.iterations=55 must be a multiple of train.log_interval=10: Megatron-LM logs only such iterations",
     ),
 }
 

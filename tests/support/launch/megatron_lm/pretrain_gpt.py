@@ -1,15 +1,18 @@
-"""In place of Megatron-LM's script: takes its options and no others, and prints its log lines; trains nothing.
+"""In place of Megatron-LM's script: takes its options and no others, and trains a GPT by megatron.core on drawn tokens.
 
-With FAIL_RANK=<rank> in the environment, that rank raises an error in iteration 2.
+With FAIL_RANK=<rank> in the environment, that rank raises an error in iteration 2; PACE_S=<seconds> is how much longer
+each forward pass takes.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import time
-from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 OPTIONS = Path(__file__).parents[3] / "launch" / "golden" / "megatron_lm_options.txt"
 
@@ -29,39 +32,88 @@ def parser() -> argparse.ArgumentParser:
     return known
 
 
-def main() -> None:
-    options = parser().parse_args()
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    stages = options.pipeline_model_parallel_layout.split("|")
-    assert len(stages) == int(options.pipeline_model_parallel_size)
-    assert world % (len(stages) * int(options.tensor_model_parallel_size)) == 0
-    total, interval = int(options.train_iters), int(options.log_interval)
-    for iteration in range(1, total + 1):
-        time.sleep(0.02)
-        if iteration == 2 and os.environ.get("FAIL_RANK") == str(rank):
-            raise RuntimeError("out of luck")
-        if rank == world - 1 and (iteration == 1 or iteration % interval == 0):
-            log(iteration, total, int(options.global_batch_size))
-        if iteration == 2:
-            print(
-                f"[Rank {rank}] (after 2 iterations) memory (MB) | allocated: 1000.50 | max allocated: 20{rank}0.25 | "
-                "reserved: 3000.00 | max reserved: 3000.00",
-                flush=True,
-            )
+def _arguments() -> Any:
+    args = parser().parse_args()
+    for name, value in vars(args).items():
+        if isinstance(value, str) and value.isdigit():
+            setattr(args, name, int(value))
+    args.lr, args.clip_grad = float(args.lr), float(args.clip_grad)
+    args.timing_log_level, args.timing_log_option = args.timing_log_level or 0, args.timing_log_option or "minmax"
+    args.exit_signal = signal.SIGTERM
+    return args
 
 
-def log(iteration: int, total: int, batch: int) -> None:
-    print(
-        f" [{datetime.now():%Y-%m-%d %H:%M:%S.%f}] iteration {iteration:8d}/{total:8d} | consumed samples: "
-        f"{iteration * batch:12d} | elapsed time per iteration (ms): {20 + iteration:.1f} | throughput per GPU "
-        f"(TFLOP/s/GPU): 1.5 | learning rate: 1.500000E-04 | global batch size: {batch:5d} | lm loss: "
-        f"{5 - iteration / 100:.6E} | loss scale: 1.0 | grad norm: 1.000 | number of skipped iterations:   0 | "
-        "number of nan iterations:   0 |\n"
-        "(min, max) time across ranks (ms):\n"
-        f"    {'forward-backward '.ljust(48, '.')}: ({10 + iteration:.2f}, {15 + iteration:.2f})\n"
-        f"    {'optimizer '.ljust(48, '.')}: (1.00, 2.00)",
-        flush=True,
+def _config(args: Any) -> Any:
+    import torch
+    from megatron.core.transformer import TransformerConfig
+
+    stages = args.pipeline_model_parallel_layout.count("|") + 1 if args.pipeline_model_parallel_layout else 1
+    chunks = stages // args.pipeline_model_parallel_size
+    return TransformerConfig(
+        num_layers=args.num_layers,
+        hidden_size=args.hidden_size,
+        num_attention_heads=args.num_attention_heads,
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=chunks if chunks > 1 else None,
+        pipeline_model_parallel_layout=args.pipeline_model_parallel_layout,
+        pipeline_dtype=torch.float32,
+        overlap_p2p_comm=chunks > 1,
+        batch_p2p_comm=chunks == 1,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        use_cpu_initialization=True,
+        masked_softmax_fusion=False,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        gradient_accumulation_fusion=False,
     )
+
+
+def model_provider(args: Any, config: Any, chunk: int | None) -> Any:
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+
+    return GPTModel(
+        config,
+        get_gpt_layer_local_spec(),
+        args.vocab_size,
+        args.seq_length,
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk),
+        share_embeddings_and_output_weights=True,
+        vp_stage=chunk,
+    )
+
+
+def forward_step(args: Any, numbers: Any, model: Any) -> Any:
+    import torch
+    from megatron.core import parallel_state
+
+    if args.curr_iteration == 1 and os.environ.get("FAIL_RANK") == str(args.rank):
+        raise RuntimeError("out of luck")
+    time.sleep(float(os.environ.get("PACE_S", "0")))
+    which = (args.curr_iteration, parallel_state.get_data_parallel_rank(), next(numbers))
+    drawn = torch.Generator().manual_seed(which[0] * 10_000 + which[1] * 100 + which[2])
+    size = (args.micro_batch_size, args.seq_length + 1)
+    tokens = torch.randint(args.vocab_size // 4, size, generator=drawn)  # so that there is something to learn
+    places = torch.arange(args.seq_length).expand(args.micro_batch_size, -1)
+    mask = torch.ones(1, 1, args.seq_length, args.seq_length, dtype=torch.bool).triu(1)
+    left = model(tokens[:, :-1], places, mask, labels=tokens[:, 1:])
+
+    def loss(left: Any) -> tuple[Any, dict[str, Any]]:
+        mean = left.float().mean()
+        return mean, {"lm loss": mean.detach().clone()}
+
+    return left, loss
+
+
+def main() -> None:
+    from megatron.training.training import pretrain
+
+    args = _arguments()
+    pretrain(args, _config(args), partial(model_provider, args), partial(forward_step, args))
 
 
 if __name__ == "__main__":
