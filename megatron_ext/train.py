@@ -6,7 +6,7 @@ import json
 import os
 from datetime import timedelta
 from functools import partial
-from typing import Callable, Mapping, Optional, Tuple
+from typing import Callable, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,7 @@ from megatron_ext.engine.evaluation import Evaluation, Evaluator, samples_to_eva
 from megatron_ext.engine.executor.pace import messages_timeout
 from megatron_ext.engine.goal import GoalTracker, Spending
 from megatron_ext.engine.interface import AnyEngine
+from megatron_ext.engine.islands import stages_of_islands
 from megatron_ext.engine.log import TrainingLog, Unlogged
 from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import make_engine
@@ -35,7 +36,7 @@ from megatron_ext.families.tasks import task_of
 from megatron_ext.inference.translations import Translations
 from megatron_ext.parallel import clock
 from megatron_ext.parallel.comm import Barrier, annotate_errors, meet
-from megatron_ext.parallel.groups import Groups, Tied
+from megatron_ext.parallel.groups import Groups, Tied, of_islands
 from megatron_ext.parallel.interruption import ASKED, DISK, MEMORY, SPENT, Interrupted, Interruption
 from megatron_ext.parallel.meeting import check_same_software
 from megatron_ext.tasks.cut import cut, ties
@@ -64,7 +65,7 @@ def train(
     if len(plan.used) > 1:  # those of one node are forked from one process
         check_same_software(store, place.rank, plan.world_size, device)
     timeout = messages_timeout(device, plan.train.comm_timeout_s)
-    task = None if plan.engine == MEGATRON_LM else _task(plan, place, store)
+    task = None if plan.engine == MEGATRON_LM else _task(plan.of_island(place), place, store)
     meet(store, place.rank, plan.world_size, device, timeout)
     recorder = _recorder(plan, place, buffers)
     try:
@@ -299,15 +300,21 @@ def _engine(
 
         return partial(CoreEngine, plan, task, place, timeout, recorder)
     groups = _groups(plan, task, timeout)
-    return lambda samples, start: make_engine(plan, task, place, groups, samples, recorder, start)
+    own = plan.of_island(place)
+    return lambda samples, start: make_engine(own, task, place, groups, samples, recorder, start)
 
 
 def _groups(plan: Plan, task: Task, timeout: timedelta) -> Groups:
     """Makes all groups of ranks."""
+
+    def tied_in(partition: Sequence[int], pipeline: int) -> List[Tied]:
+        return [Tied(stages, task.shard(owner) is not None) for owner, stages in ties(task, partition, pipeline)]
+
     with annotate_errors("making the groups of ranks"):
-        tied = [
-            Tied(stages, task.shard(owner) is not None) for owner, stages in ties(task, plan.partition, plan.pipeline)
-        ]
+        if plan.island_plans is not None:
+            tied_by_island = [tied_in(one.partition, one.pipeline) for one in plan.island_plans]
+            return of_islands(plan.layout, tied_by_island, stages_of_islands(plan, task).values(), timeout)
+        tied = tied_in(plan.partition, plan.pipeline)
         return Groups.make(plan.layout, plan.chunks, tied, timeout, plan.sharded_optimizer, plan.by_node)
 
 

@@ -119,7 +119,8 @@ class Experiment:
         if self.sweep_metric is not None:
             execution.check_metric(self.sweep_metric, self.dry_run, self.train)
         execution.check_jobs(self.max_jobs, self.executor)
-        placement.check_partition(self.partition, self.parallel, self.model)
+        for parallel, partition in self.by_island:
+            placement.check_partition(partition, parallel, self.model)
         order = self.node_order
         placement.check_nodes(order, self.cluster, self.executor)
         ranks = self.ranks_per_node()
@@ -188,10 +189,21 @@ class Experiment:
 
     @property
     def partition(self) -> Partition:
-        """Layers per virtual stage, as asked for or even."""
-        if self.parallel.partition is None:
-            return Partition.even(self.model.counted, self.parallel.virtual_stages)
-        return Partition.parse(self.parallel.partition)
+        """Layers per virtual stage, as asked for or even; of islands that differ, in the one with the most stages."""
+        return max((partition for _, partition in self.by_island), key=lambda one: len(one.layers))
+
+    @property
+    def by_island(self) -> list[tuple[Parallel, Partition]]:
+        """The plan and the layers of each island that has its own; else those of the run."""
+        return [
+            (
+                own,
+                Partition.even(self.model.counted, own.virtual_stages)
+                if own.partition is None
+                else Partition.parse(own.partition),
+            )
+            for own in self.parallel.own_plans or (self.parallel,)
+        ]
 
     @property
     def overlaps_optimizer(self) -> bool:

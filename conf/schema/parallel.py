@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 
 from conf.errors import ConfigError
 from conf.schema.values import ranges, streams
-from conf.schema.values.partition import Shares, numbers_in, run_length_text, stages_in
+from conf.schema.values.partition import Partition, Shares, numbers_in, run_length_text, stages_in
 from conf.schema.values.ranges import config
 from conf.schema.values.streams import check_depth, depth_in
 from conf.visible import plural
@@ -29,6 +30,8 @@ from megatron_ext.contract.schedule.streams import Stream
 ZERO, WORD = "[0-3]", "[a-z]+"
 """What a value of `zero` and one of `offload` are, as regular expressions."""
 ONE_OR_BY_STAGE = "{}, or one of them for each stage joined by dashes, with *N for a run of N stages, such as {}"
+BY_ISLAND = "/"
+"""Between the values of islands with plans of their own."""
 AUTO = "auto"
 """In the place of a value that the least predicted time of an iteration is to choose."""
 
@@ -45,7 +48,10 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         ranges.check("parallel", self)
         _check_auto(self)
         _check_context(self)
-        _check_by_stage(self)
+        if self.own_plans:  # each of which is checked by itself
+            _check_own_plans(self)
+        else:
+            _check_by_stage(self)
         _check_islands(self)
         if not self.undecided:
             _check_shares(self)
@@ -76,11 +82,23 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     @property
     def islands_of(self) -> tuple[int, ...]:
         """Replicas of each island, where there are islands."""
-        return (1,) * self.layout.replicas[0] if self.islands is None else numbers_in(self.islands)
+        return (1,) * self.first_replicas if self.islands is None else numbers_in(self.islands)
+
+    @property
+    def first_replicas(self) -> int:
+        """Replicas of the first stage."""
+        return self.data * self.context if self.replicas is None else self.layout.replicas[0]
+
+    @cached_property
+    def own_plans(self) -> tuple[Parallel, ...]:
+        """The plan of each island by itself, where tensor sizes or layers are written island by island."""
+        return tuple(_own_plans(self)) if BY_ISLAND in f"{self.tensor}{self.partition}" else ()
 
     @property
     def layout(self) -> Layout:
         """Where ranks stand."""
+        if self.own_plans:
+            return Layout.joined([own.layout for own in self.own_plans])
         tensors = (self.tensor,) * self.pipeline if isinstance(self.tensor, int) else numbers_in(self.tensor)
         replicas = (self.data * self.context,) * self.pipeline if self.replicas is None else numbers_in(self.replicas)
         return Layout(tensors, replicas)
@@ -124,6 +142,8 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     def sizes(self) -> str:
         """The product, or sum of products, that is the number of ranks, in words."""
         layout = self.layout
+        if self.own_plans:
+            return " + ".join(f"({own.sizes})" for own in self.own_plans)
         if self.alike:
             sizes = {"tensor": self.tensor_size, "data": layout.replicas[0] // self.context, "pipeline": self.pipeline}
             sizes |= {"context": self.context} if self.context > 1 else {}
@@ -285,7 +305,7 @@ def _check_unequal_replicas(parallel: Parallel) -> None:
 def _check_islands(parallel: Parallel) -> None:
     if parallel.islands is None:
         return
-    wrong, data = f"parallel.islands={parallel.islands}", parallel.layout.replicas[0]
+    wrong, data = f"parallel.islands={parallel.islands}", parallel.first_replicas
     try:
         sizes = parallel.islands_of
     except ValueError as error:
@@ -296,6 +316,71 @@ def _check_islands(parallel: Parallel) -> None:
         raise ConfigError(
             f"{wrong} has {plural(sum(sizes), 'replica')} in all, but parallel.data={data}; use "
             f"parallel.data={sum(sizes)}, or islands that together have {plural(data, 'replica')}"
+        )
+
+
+def _own_plans(parallel: Parallel) -> Iterator[Parallel]:
+    """Yield the plan of each island, with its part of the batch."""
+    _check_islands(parallel)
+    by_island = "parallel.tensor or parallel.partition by island"
+    for key, only in (("chunks", 1), ("schedule_file", None), ("replicas", None), ("streams", None)):
+        if getattr(parallel, key) != only:
+            raise ConfigError(
+                f"parallel.{key}={getattr(parallel, key)} cannot be combined with {by_island}; use "
+                f"parallel.{key}={shown(only)}, or the same plan for all islands"
+            )
+    if parallel.undecided:
+        raise ConfigError(
+            f"parallel.{parallel.undecided[0]}=auto cannot be combined with {by_island}; give a value, such as that of "
+            "tdpp search, or the same plan for all islands"
+        )
+    sizes, given = parallel.islands_of, dict[str, list[str]]()
+    for key in ("tensor", "partition"):
+        value = getattr(parallel, key)
+        texts = ("" if value is None else str(value)).split(BY_ISLAND)
+        if len(texts) not in (1, len(sizes)):
+            raise ConfigError(
+                f"parallel.{key}={value} is for {plural(len(texts), 'island')}, but there are {len(sizes)}: "
+                f"parallel.islands={parallel.islands or run_length_text(sizes, '-')}; give one for each, joined by "
+                f"{BY_ISLAND}"
+            )
+        given[key] = texts * (len(sizes) if len(texts) == 1 else 1)
+    for key in ("recompute", "offload", "zero"):
+        if "-" in str(getattr(parallel, key)):
+            raise ConfigError(
+                f"parallel.{key}={getattr(parallel, key)} is by stage, but islands with plans of their own have the "
+                f"same {key} in all stages; use one of them, or the same parallel.tensor and parallel.partition for all"
+            )
+    shares = Shares.parse(parallel.shares).numbers if parallel.shares not in (None, AUTO) else (1,) * sum(sizes)
+    count = parallel.global_batch_size // parallel.micro_batch_size // sum(shares)
+    for number, size in enumerate(sizes):
+        tensor, partition = given["tensor"][number], given["partition"][number]
+        own, first = parallel.pipeline, sum(sizes[:number])
+        if partition:
+            try:
+                own = len(Partition.parse(partition).layers)
+            except ConfigError as error:
+                raise ConfigError(f"parallel.partition={parallel.partition}, island {number}: {error}") from None
+        taken = shares[first : first + size]
+        yield replace(
+            parallel,
+            tensor=int(tensor) if tensor.isdecimal() else tensor,
+            pipeline=own,
+            partition=partition or None,
+            data=size,
+            islands=None,
+            shares=str(Shares(taken)) if len({*taken}) > 1 else None,
+            global_batch_size=max(1, count) * sum(taken) * parallel.micro_batch_size,
+        )
+
+
+def _check_own_plans(parallel: Parallel) -> None:
+    """Whether `pipeline` is what islands with plans of their own have at most."""
+    stages = max(own.pipeline for own in parallel.own_plans)
+    if parallel.pipeline != stages:
+        raise ConfigError(
+            f"parallel.pipeline={parallel.pipeline}, but the islands of parallel.partition={parallel.partition} have "
+            f"up to {plural(stages, 'stage')}; use parallel.pipeline={stages}"
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from conf.schema.parallel import AUTO, Parallel
+from conf.schema.parallel import AUTO, BY_ISLAND, Parallel
 from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
 from conf.schema.values.streams import depth_in
 from megatron_ext.contract.layout import Layout, PlacedPlan
@@ -64,6 +64,8 @@ class Parallelism(PlacedPlan):
     """Streams of each replica; None: one each."""
     islands: Numbers | None = None
     """Replicas of each island, where there are islands."""
+    own_plans: tuple[Parallelism, ...] = ()
+    """The plan of each island by itself, with its layers by stage, where islands have plans of their own."""
     semantics: Semantics = Semantics.stashing
     update_every: int = 1
     depth: Numbers | None = None
@@ -73,7 +75,11 @@ class Parallelism(PlacedPlan):
     @classmethod
     def of(cls, parallel: Parallel) -> Parallelism:
         """The plan of a configuration; values that are still to be chosen (`auto`) count as not given."""
+        own = tuple(map(cls.of, parallel.own_plans))
+        if own:
+            parallel = replace(parallel, tensor=parallel.tensor_size, partition=None)
         return cls(
+            own_plans=own,
             tensor=parallel.tensor if isinstance(parallel.tensor, int) else numbers_in(parallel.tensor),
             data=parallel.data * parallel.context,
             pipeline=parallel.pipeline,
@@ -109,13 +115,16 @@ class Parallelism(PlacedPlan):
         Raises:
             ConfigError: it breaks a rule.
         """
+        own = [one.configured() for one in self.own_plans]
+        tensor = self.tensor if isinstance(self.tensor, int) else run_length_text(self.tensor, "-")
+        partition = None if self.partition is None else str(Partition(self.partition))
         return Parallel(
-            tensor=self.tensor if isinstance(self.tensor, int) else run_length_text(self.tensor, "-"),
+            tensor=BY_ISLAND.join(str(one.tensor) for one in own) if own else tensor,
             data=self.data // self.context,
             pipeline=self.pipeline,
             expert=self.expert,
             context=self.context,
-            partition=None if self.partition is None else str(Partition(self.partition)),
+            partition=BY_ISLAND.join(str(one.partition) for one in own) if own else partition,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             sharded_optimizer=self.sharded_optimizer,
@@ -143,6 +152,8 @@ class Parallelism(PlacedPlan):
     @cached_property
     def layout(self) -> Layout:
         """Where ranks stand."""
+        if self.own_plans:
+            return Layout.joined([own.layout for own in self.own_plans])
         tensors = (self.tensor,) * self.pipeline if isinstance(self.tensor, int) else self.tensor
         return Layout(tensors, self.replicas or (self.data,) * self.pipeline)
 

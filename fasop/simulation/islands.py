@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from conf.schema.experiment import Precision
+from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
@@ -30,6 +31,8 @@ def by_island(plan: PlacedTraining) -> list[PlacedTraining]:
     equal numbers of GPUs by group; there the slowest link of all replicas counts.
     """
     parallel, islands = plan.training.parallel, plan.training.islands
+    if parallel.own_plans:
+        return _own_plans(plan)
     if not islands or not isinstance(parallel.tensor, int):
         return [plan]
     nodes = _nodes(plan.nodes, [size * parallel.pipeline * parallel.tensor for size in islands])
@@ -42,6 +45,24 @@ def by_island(plan: PlacedTraining) -> list[PlacedTraining]:
     return [
         replace(plan, training=_alone(plan.training, first, end, meeting), nodes=own)
         for (first, end), own in zip(pairwise(ends), nodes, strict=True)
+    ]
+
+
+def _own_plans(plan: PlacedTraining) -> list[PlacedTraining]:
+    """The islands of a plan, each with its own. Common steps count as if the island with the fewest ranks a replica
+    held the others back with every message."""
+    parallel = plan.training.parallel
+    nodes = _nodes(plan.nodes, [own.world_size for own in parallel.own_plans])
+    width = min(own.world_size // own.data for own in parallel.own_plans)
+    meeting = _meeting(plan, width)
+    return [
+        replace(
+            plan,
+            training=replace(plan.training, parallel=own, meeting=meeting),
+            partition=Partition(own.partition or Partition.even(plan.training.model.counted, own.pipeline).layers),
+            nodes=own_nodes,
+        )
+        for own, own_nodes in zip(parallel.own_plans, nodes, strict=True)
     ]
 
 
@@ -85,8 +106,9 @@ def _alone(training: Training, first: int, end: int, meeting: Link[float]) -> Tr
     return replace(training, parallel=own, meeting=meeting)
 
 
-def _meeting(plan: PlacedTraining) -> Link[float]:
-    """Latency, and seconds for each byte of a rank's weights, until all islands have summed them.
+def _meeting(plan: PlacedTraining, width: int | None = None) -> Link[float]:
+    """Latency, and seconds for each byte of a rank's weights, until all islands have summed them; a replica has `width`
+    ranks, where islands differ.
 
     As many replicas of each island as the smallest has take a share each (`megatron_ext.engine.islands`); all ranks of
     a node that do so share its link, with all stages at once.
@@ -97,7 +119,7 @@ def _meeting(plan: PlacedTraining) -> Link[float]:
     hops = [hop for ring in rings for hop in around(ring)]
     leaving = Counter(here for here, there in hops if here != there)
     entering = Counter(there for here, there in hops if here != there)
-    weights = training.model.parameters() / parallel.pipeline / parallel.tensor_size
+    weights = training.model.parameters() / (width or parallel.pipeline * parallel.tensor_size)
     size = max(1.0, BYTES[Precision.fp32] * weights / shares / len(islands))
     kinds = plan.kinds
     exchange = Exchange(Operation.all_reduce, len(islands), size * len(islands), parallel.world_size)
@@ -126,6 +148,9 @@ def _rings(plan: PlacedTraining, shares: int) -> list[Numbers]:
     parallel, islands = plan.training.parallel, plan.training.islands
     width = parallel.tensor_size
     node_of = [number for number, node in enumerate(plan.nodes) for _ in range(node.gpus)]
+    if parallel.own_plans:  # those of the first stages stand for all
+        parts = parallel.layout.parts
+        return [tuple(node_of[part.first + replica * part.tensors[0]] for part in parts) for replica in range(shares)]
     firsts = [sum(islands[:number]) * parallel.pipeline * width for number in range(len(islands))]
     return [
         tuple(

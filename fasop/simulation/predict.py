@@ -217,8 +217,11 @@ def _slowest(islands: Sequence[Prediction]) -> Prediction:
             one._replace(replicas=tuple(first + replica for replica in one.replicas)) for one in island.pipelines
         ]
         first += sum(len(one.replicas) for one in island.pipelines)
-    stages = []
-    for own, every in zip(slowest.stages, zip(*(island.stages for island in islands), strict=True), strict=True):
+    stages: list[Stage] = []
+    alike = len({len(island.stages) for island in islands}) == 1
+    for own, every in (
+        zip(slowest.stages, zip(*(island.stages for island in islands), strict=True), strict=True) if alike else ()
+    ):
         fullest = min(every, key=lambda stage: stage.limit_gib - stage.memory_gib)
         stages.append(
             replace(
@@ -231,7 +234,7 @@ def _slowest(islands: Sequence[Prediction]) -> Prediction:
         )
     return replace(
         slowest,
-        stages=stages,
+        stages=stages or slowest.stages,
         basis=max(island.basis for island in islands),
         pipelines=pipelines,
         slowest=sum(len(island.pipelines) for island in before) + slowest.slowest,

@@ -11,7 +11,7 @@ def short_plan(plan: Plan) -> str:
     """Writes a plan for a cell of a table: sizes, partition, micro-batch of the global batch, nodes in their order."""
     sizes = plan.sizes
     return (
-        f"tp{sizes['tensor']} dp{sizes['data']} pp{sizes['pipeline']}, {Partition(tuple(plan.partition))}, "
+        f"tp{sizes['tensor']} dp{sizes['data']} pp{sizes['pipeline']}, {_layers(plan)}, "
         f"batch {plan.micro_batch_size}/{plan.global_batch_size}, "
         f"{NodeOrder(tuple(node.group for node in plan.planned_nodes))}"
     )
@@ -21,6 +21,11 @@ def plan_line(plan: Plan) -> str:
     """The plan in one line."""
     return (
         f"{' x '.join(f'{key} {size}' for key, size in plan.sizes.items())}, partition "
-        f"{Partition(tuple(plan.partition))}, micro-batch {plan.micro_batch_size}, global batch "
+        f"{_layers(plan)}, micro-batch {plan.micro_batch_size}, global batch "
         f"{plan.global_batch_size}, {plural(len(plan.ranks), 'rank')} on {plural(len(plan.used), 'node')}"
     )
+
+
+def _layers(plan: Plan) -> str:
+    """Layers by stage, and by island where each has a plan of its own."""
+    return "/".join(str(Partition(tuple(own.partition))) for own in plan.by_island)

@@ -6,7 +6,7 @@ Where all stages are alike this is Megatron's order, tensor fastest, then data, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Iterable, List, NamedTuple, Optional, Sequence, Tuple
@@ -33,6 +33,23 @@ class Layout:
     """Replicas by stage."""
     islands: Tuple[int, ...] = ()
     """Replicas of each island, which sums gradients by itself; empty where all replicas sum them together."""
+    parts: Tuple[Layout, ...] = ()
+    """The ranks of each island, where islands have plans of their own; all else then is of the whole run."""
+    start: int = 0
+    """The number of the first replica, in such a part."""
+    first: int = 0
+    """Its first rank."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[Layout]) -> Layout:
+        """Islands of these layouts, one after another; tensor groups count as if all could be cut as finely."""
+        counts, ranks = [part.replicas[0] for part in parts], [part.world_size for part in parts]
+        placed = tuple(
+            replace(part, start=sum(counts[:number]), first=sum(ranks[:number])) for number, part in enumerate(parts)
+        )
+        stages = max(part.stages for part in parts)
+        tensor = lcm([one for part in parts for one in part.tensors])
+        return cls((tensor,) * stages, (sum(counts),) * stages, tuple(counts), placed)
 
     @classmethod
     def grid(cls, tensor: int, data: int, pipeline: int) -> Layout:
@@ -51,31 +68,41 @@ class Layout:
     @cached_property
     def _firsts(self) -> List[int]:
         """The first rank of each stage, and after the last one."""
-        return [0, *accumulate(t * r for t, r in zip(self.tensors, self.replicas))]
+        return list(accumulate((t * r for t, r in zip(self.tensors, self.replicas)), initial=self.first))
 
     @property
     def world_size(self) -> int:
-        return self._firsts[-1]
+        return sum(part.world_size for part in self.parts) if self.parts else self._firsts[-1] - self.first
 
     def rank(self, stage: int, dp: int, tp: int) -> int:
         """The rank of a place."""
-        return self._firsts[stage] + dp * self.tensors[stage] + tp
+        if self.parts:
+            return next(part for part in reversed(self.parts) if dp >= part.start).rank(stage, dp, tp)
+        return self._firsts[stage] + (dp - self.start) * self.tensors[stage] + tp
+
+    def dps(self, stage: int) -> range:
+        """The numbers of a stage's replicas."""
+        return range(self.start, self.start + self.replicas[stage])
 
     def stage_dp_tp(self, rank: int) -> Tuple[int, int, int]:
         """Stage, replica and place in the tensor group of a rank."""
-        return self._places[rank]
+        return self._places[rank - self.first]
 
     @cached_property
     def _places(self) -> List[Tuple[int, int, int]]:
+        if self.parts:
+            return [place for part in self.parts for place in part._places]
         return [
             (stage, dp, tp)
             for stage, (tensor, replicas) in enumerate(zip(self.tensors, self.replicas))
-            for dp in range(replicas)
+            for dp in range(self.start, self.start + replicas)
             for tp in range(tensor)
         ]
 
     def data_groups(self) -> List[List[int]]:
         """Ranks with the same weights: they all-reduce gradients, in each island by itself."""
+        if self.parts:
+            return [group for part in self.parts for group in part.data_groups()]
         if not self.islands:
             return self.replica_groups()
         return [group[island.start : island.stop] for group in self.replica_groups() for island in self.island_replicas]
@@ -83,8 +110,7 @@ class Layout:
     @cached_property
     def island_replicas(self) -> List[range]:
         """The replicas of each island, which follow each other."""
-        ends = list(accumulate(self.islands))
-        return [range(end - size, end) for end, size in zip(ends, self.islands)]
+        return ranges_of_sizes(self.islands)
 
     def across_islands(self) -> List[List[int]]:
         """Ranks that average a share of the weights: one of each island; the smallest island has as many replicas as
@@ -98,35 +124,29 @@ class Layout:
     def replica_groups(self) -> List[List[int]]:
         """Ranks with the same part of the model, in all islands."""
         return [
-            [self.rank(stage, dp, tp) for dp in range(self.replicas[stage])]
+            [self.rank(stage, dp, tp) for dp in self.dps(stage)]
             for stage in range(self.stages)
             for tp in range(self.tensors[stage])
         ]
 
     def tensor_groups(self) -> List[List[int]]:
         """Ranks that share layers."""
-        return [list(self._group(stage, dp)) for stage in range(self.stages) for dp in range(self.replicas[stage])]
+        return [list(self._group(stage, dp)) for stage in range(self.stages) for dp in self.dps(stage)]
 
     def model_groups(self, sharded: bool = False) -> List[List[int]]:
         """Ranks that together have the gradients of the whole model: of each replica, or all ranks where stages have
         unlike numbers or replicas share the optimizer."""
         if sharded or not self.even:
             return [list(range(self.world_size))]
-        return [
-            [rank for stage in range(self.stages) for rank in self._group(stage, dp)] for dp in range(self.replicas[0])
-        ]
+        return [[rank for stage in range(self.stages) for rank in self._group(stage, dp)] for dp in self.dps(0)]
 
     def channel_groups(self, stages: Sequence[int]) -> List[List[int]]:
         """Ranks of these stages that hand activations to each other."""
         if not self.even:
             return [[rank for stage in stages for dp in range(self.replicas[stage]) for rank in self._group(stage, dp)]]
         if len(set(self.tensors)) > 1:
-            return [[rank for stage in stages for rank in self._group(stage, dp)] for dp in range(self.replicas[0])]
-        return [
-            [self.rank(stage, dp, tp) for stage in stages]
-            for dp in range(self.replicas[0])
-            for tp in range(self.tensors[0])
-        ]
+            return [[rank for stage in stages for rank in self._group(stage, dp)] for dp in self.dps(0)]
+        return [[self.rank(stage, dp, tp) for stage in stages] for dp in self.dps(0) for tp in range(self.tensors[0])]
 
     def _group(self, stage: int, dp: int) -> range:
         """The ranks of a tensor group."""
@@ -159,11 +179,16 @@ class Layout:
                 ranks, givers = [], []
                 for stage, tensor in zip(stages, tensors):
                     own = [column * tensor // parts] if sharded else list(range(column, tensor, columns))
-                    givers.append(self.rank(stage, dp, own[0]))
-                    for replica in range(dp, self.replicas[stage], rows):
+                    givers.append(self.rank(stage, self.start + dp, own[0]))
+                    for replica in self.dps(stage)[dp::rows]:
                         ranks += [self.rank(stage, replica, tp) for tp in own]
                 groups.append(Summed(ranks, givers, column if sharded else 0, parts))
         return groups
+
+
+def ranges_of_sizes(sizes: Sequence[int]) -> List[range]:
+    """Ranges of these sizes, one after another from 0 on."""
+    return [range(end - size, end) for end, size in zip(accumulate(sizes), sizes)]
 
 
 def lcm(numbers: Sequence[int]) -> int:
@@ -192,7 +217,7 @@ class PlacedPlan:
     @cached_property
     def alike(self) -> bool:
         """Whether all stages have tensor groups of one size, and as many replicas."""
-        return self.layout.even and len(set(self.layout.tensors)) == 1
+        return self.layout.even and len(set(self.layout.tensors)) == 1 and not self.layout.parts
 
     @cached_property
     def tensor_size(self) -> int:

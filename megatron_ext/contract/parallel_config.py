@@ -220,13 +220,15 @@ class Parallel:
     """The plan as a user gives it."""
 
     tensor: OneOrMany = option(1, Range(1, 1024))
-    """Tensor parallel size: ranks that share the layers of a stage; one number, or one per stage, such as 4-4-2-2."""
+    """Tensor parallel size: ranks that share the layers of a stage; one number, or one per stage, such as 4-4-2-2; with
+    train.sync_every also by island, such as 1/2."""
     data: int = option(1, Range(1, MOST_RANKS))
     """Data parallel size: replicas of every stage."""
     pipeline: int = option(1, Range(1, 10_000))
     """Number of pipeline stages."""
     partition: Optional[str] = None
-    """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible.
+    """Transformer layers per stage, such as 0-11-8-8-8-8-5-0; null: as even as possible. With train.sync_every also by
+    island, such as 6-6/12; parallel.pipeline is then the most stages of any.
 
     With several chunks: first the layers of every stage's chunk 0, then of chunk 1, and so on.
     """

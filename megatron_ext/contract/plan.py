@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
@@ -31,6 +31,7 @@ from megatron_ext.contract.plan_parts import (
     Corpus,
     Documents,
     Elastic,
+    IslandPlan,
     Masking,
     Node,
     Place,
@@ -83,7 +84,19 @@ TDPP, MEGATRON_LM = "tdpp", "megatron_lm"
 ENGINES = (TDPP, MEGATRON_CORE, MEGATRON_LM)
 """What trains."""
 _SINCE_VERSION_2 = (
-    *("islands", "shares", "streams", "tensors", "replicas", "streaming", "adapt", "elastic", "zeros", "offloads"),
+    *(
+        "islands",
+        "island_plans",
+        "shares",
+        "streams",
+        "tensors",
+        "replicas",
+        "streaming",
+        "adapt",
+        "elastic",
+        "zeros",
+        "offloads",
+    ),
 )
 BUCKET_BYTES = 16 * 2**20
 """Bytes of gradients that one message sums at least: large enough for bandwidth, small enough to overlap. A larger
@@ -148,6 +161,9 @@ class Content:
     """Copies of the model on each replica's GPU, where there are several; since version 2."""
     islands: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Replicas of each island, with train.sync_every; since version 2."""
+    island_plans: Optional[List[IslandPlan]] = field(metadata=about(written=False))
+    """How each island is cut, where they differ; `pipeline` is then the most stages of any, `tensor` the largest group
+    and `partition` is empty; since version 2."""
     tensors: Optional[List[int]] = field(metadata=about(COUNT, written=False))
     """Ranks of a tensor group by stage, where stages differ; since version 2."""
     replicas: Optional[List[int]] = field(metadata=about(COUNT, written=False))
@@ -198,6 +214,10 @@ class Plan(PlacedPlan, Content):
     folder: Path
     """Where its plan.json lies: the run folder."""
     engine: str = TDPP
+    whole: Optional[Plan] = None
+    """The run's, of which this is the plan of an island (`of_island`); None: this is the run's."""
+    part: Optional[Layout] = None
+    """The ranks of that island."""
 
     @property
     def resumable(self) -> bool:
@@ -244,7 +264,7 @@ class Plan(PlacedPlan, Content):
         """The content of plan.json; of the model's options, those that are not GPT-2's."""
         even = all(getattr(self, key) is None for key in _SINCE_VERSION_2)
         content = {"version": EVEN if even else VERSION, **_written(self)}
-        del content["folder"]
+        del content["folder"]  # and of an island none is written
         for key in self.model.traits.lacks:
             del content["model"][key]
         return content
@@ -257,9 +277,39 @@ class Plan(PlacedPlan, Content):
     @cached_property
     def layout(self) -> Layout:
         """Where ranks stand."""
+        if self.part is not None:
+            return self.part
+        if self.island_plans is not None:
+            own = zip(self.island_plans, self.islands or ())
+            return Layout.joined([Layout(tuple(one.tensors), (size,) * one.pipeline) for one, size in own])
         grid = Layout.grid(self.tensor, self.data, self.pipeline)
         replicas = tuple(self.replicas or grid.replicas)
         return Layout(tuple(self.tensors or grid.tensors), replicas, tuple(self.islands or ()))
+
+    def of_island(self, place: Place) -> Plan:
+        """Return the plan of the island in which a rank is: this one, where all islands are cut alike.
+
+        Replicas and micro-batches have the numbers that they have in the run.
+        """
+        return next(own for own in reversed(self.by_island) if place.dp >= own.layout.start)
+
+    @cached_property
+    def by_island(self) -> Sequence[Plan]:
+        """The plan of each island that has its own; else this one alone."""
+        return [
+            replace(
+                self,
+                tensor=max(own.tensors),
+                tensors=own.tensors if len({*own.tensors}) > 1 else None,
+                pipeline=own.pipeline,
+                partition=own.partition,
+                shares=[*self.micro_batches],
+                island_plans=None,
+                whole=self,
+                part=part,
+            )
+            for own, part in zip(self.island_plans or (), self.layout.parts)
+        ] or [self]
 
     @cached_property
     def stream(self) -> Optional[Stream]:
@@ -320,7 +370,11 @@ class Plan(PlacedPlan, Content):
 
     @property
     def sizes(self) -> Dict[str, str]:
-        """In words, `tensor`, `data` and `pipeline`: one number, or one by stage where stages differ."""
+        """In words, `tensor`, `data` and `pipeline`: one number, or one by stage where stages differ, and by island."""
+        if self.island_plans is not None:
+            tensors = ["-".join(map(str, own.tensors or [own.tensor])) for own in self.by_island]
+            data, pipelines = "/".join(map(str, self.islands or ())), [str(own.pipeline) for own in self.by_island]
+            return {"tensor": "/".join(tensors), "data": data, "pipeline": "/".join(pipelines)}
         return {
             "tensor": "-".join(map(str, self.tensors or [self.tensor])),
             "data": "-".join(map(str, self.replicas or [self.data])),

@@ -91,6 +91,17 @@ class RunNode(Node):
 
 
 @dataclass(frozen=True)
+class IslandPlan:
+    """How an island cuts the model, where islands differ."""
+
+    pipeline: int = field(metadata=about(COUNT))
+    tensors: List[int] = field(metadata=about(COUNT))
+    """Ranks of a tensor group, by stage."""
+    partition: List[int] = field(metadata=about(NOT_NEGATIVE))
+    """Layers by stage."""
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a rank stands: on which node, and in which stage, replica and tensor slice."""
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.noise import Halves
+from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.parallel_config import GATHERED, SCATTERED
 from megatron_ext.contract.plan import BUCKET_BYTES, Plan
 from megatron_ext.contract.plan_parts import Place
@@ -32,7 +33,7 @@ from megatron_ext.engine.executor.messages import Channels, channels, warm_up
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import Gradients, RunningStatistics, late_names
 from megatron_ext.engine.interface import AnyEngine
-from megatron_ext.engine.islands import Islands
+from megatron_ext.engine.islands import Islands, Parts
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import EXPERT_LOADS, StepResult, Stopwatch, as_numbers, from_numbers, not_finite
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
@@ -81,9 +82,16 @@ class Engine(AnyEngine):
         self.tensor = TensorGroup(tensor_size, place.tp, groups.tensor, plan.sequence_parallel, recorder)
         self._build_stages()
         self._build_optimizer()
+        whole = plan.whole
+        self._shared_parts = None if whole is None else Parts(whole, place, task, self.flat, self.places)
         self._defer_weight_grads()
         self._build_executor(peers)
-        self._running = RunningStatistics(self._stages, groups.replicas)
+        self._running = RunningStatistics(self._stages, groups.replicas if whole is None else None)
+        if whole is not None and self._running.gathered() is not None:
+            raise EngineError(
+                "parallel.partition or parallel.tensor by island cannot be combined with a model that has running "
+                "statistics; use the same of them for all islands"
+            )
         self._has_metrics = any(
             getattr(getattr(task, name), "__func__", None) is not getattr(Task, name)
             for name in ("metrics", "expert_loads")
@@ -252,7 +260,7 @@ class Engine(AnyEngine):
                 logged = torch.cat([logged, torch.stack(list(map(as_numbers, found))).sum(0) * factor])
             span: ContextManager[None] = NOTHING
             if self._islands is not None:
-                logged, span = logged * self._islands.part, self._recorder.span("islands-all-reduce")
+                logged, span = logged * self._islands.weight, self._recorder.span("islands-all-reduce")
             with span:
                 all_reduce(logged, self._groups.replicas, "all-reduce of the loss")
                 # Not after the optimizer: a GPU updates weights while the host goes on.
@@ -275,7 +283,10 @@ class Engine(AnyEngine):
     def _average(self, flat: Tensor) -> None:
         """Sums a tensor that is laid out like the flat weights over the islands."""
         assert self._islands is not None
-        self._islands.sum(flat)
+        if self._shared_parts is None:
+            self._islands.sum(flat)
+        else:
+            self._islands.sum_parts(flat, self._shared_parts)
         self._gradients.copy_tied(flat)  # sums of unlike places need not be equal to the last bit
 
     def _pass(

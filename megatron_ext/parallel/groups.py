@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Iterable, NamedTuple, Optional, Sequence
+from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch.distributed as dist
 
-from megatron_ext.contract.layout import Layout
+from megatron_ext.contract.layout import Layout, lcm
 from megatron_ext.parallel.comm import new_group
 
 
@@ -45,6 +45,15 @@ class ByNode(NamedTuple):
         return dist.get_rank(self.within) * dist.get_world_size(self.across) + dist.get_rank(self.across)
 
 
+class Meeting(NamedTuple):
+    """What a rank of each island averages, where these have plans of their own."""
+
+    stages: Tuple[int, ...]
+    """The stage of each island that holds the blocks."""
+    part: int
+    """Which part of the matrices that tensor groups share, cut as finely as all islands' groups together."""
+
+
 @dataclass(frozen=True)
 class Groups:
     """This rank's process groups; None where it is alone or not a member."""
@@ -56,6 +65,8 @@ class Groups:
     """All replicas, of all islands."""
     across: Optional[dist.ProcessGroup] = None
     """A rank of each island, which average a share of their weights."""
+    meetings: Mapping[Meeting, dist.ProcessGroup] = field(default_factory=dict)
+    """The same where islands have plans of their own, by what the ranks have in common."""
     by_node: Optional[ByNode] = None
     """The data group's parts, where gradients are summed within nodes first."""
     model: Optional[dist.ProcessGroup] = None
@@ -96,11 +107,11 @@ class Groups:
             return own
 
         def parts(tie: Tied) -> Sequence[TiedPart]:
-            stage, _, tp = layout.stage_dp_tp(rank)
             found = []
             for ranks, givers, part, of in layout.tied_groups(tie.stages, tie.sharded):
                 group = mine([ranks])
                 if group is not None:
+                    stage, _, tp = layout.stage_dp_tp(rank)
                     own = of // layout.tensors[stage] if tie.sharded else 1
                     first = tp * own if tie.sharded else 0
                     found.append(TiedPart(group, part - first, own, rank in givers))
@@ -124,3 +135,37 @@ class Groups:
             forward_wrap=mine(ends),
             backward_wrap=mine(ends),
         )
+
+
+def of_islands(
+    layout: Layout, ties: Sequence[Sequence[Tied]], held: Iterable[Tuple[int, ...]], timeout: timedelta
+) -> Groups:
+    """Makes all groups of islands with plans of their own; every rank must call it.
+
+    Args:
+        layout: that of the run.
+        ties: of each island.
+        held: for every block, the stage of each island that holds it.
+    """
+    rank, own = dist.get_rank(), Groups()
+    for part, tied in zip(layout.parts, ties):
+        made = Groups.make(part, 1, tied, timeout)
+        if part.first <= rank < part.first + part.world_size:
+            own = made
+    last = [group for part in layout.parts for group in part.tensor_groups()[-part.replicas[0] :]]
+    lasts = [rank for group in last for rank in group]
+    together = new_group(lasts, timeout)
+    meetings: Dict[Meeting, dist.ProcessGroup] = {}
+    for stages in dict.fromkeys(held):
+        tensors = [part.tensors[stage] for part, stage in zip(layout.parts, stages)]
+        parts = lcm(tensors)
+        for number in range(parts):
+            for replica in range(min(layout.islands)):
+                ranks = [
+                    part.rank(stage, part.start + replica, number * tensor // parts)
+                    for part, stage, tensor in zip(layout.parts, stages, tensors)
+                ]
+                group = new_group(ranks, timeout)
+                if rank in ranks:
+                    meetings[Meeting(stages, number)] = group
+    return replace(own, replicas=together if rank in lasts else None, meetings=meetings)

@@ -192,8 +192,9 @@ def stragglers_frame(figures: Statistics, plan: Plan) -> pd.DataFrame:
     found = []
     steady = figures.steady.any()
     usual = np.median(figures.spent.compute[:, figures.steady], axis=1) if steady else np.zeros(len(plan.ranks))
-    for stage in range(plan.pipeline) if steady else ():
-        ranks = ranks_seen(figures, plan, stage)
+    stages = [(own, stage) for own in plan.by_island for stage in range(own.pipeline)]
+    for own, stage in stages if steady else ():
+        ranks = [rank for rank in ranks_seen(figures, plan, stage) if plan.of_island(plan.ranks[rank]) is own]
         for rank in ranks if len(ranks) > 1 else ():
             others = float(np.median([usual[other] for other in ranks if other != rank]))
             if usual[rank] > SLOW_RANK * others > 0:

@@ -81,7 +81,7 @@ def _usual(own: Mapping[int, float], peers: Peers) -> float:
 
 def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> dict[int, Peers]:
     """Ranks that are slow."""
-    gpu, stages = gpus(plan), {place.rank: place.stage for place in plan.ranks}
+    gpu, stages = gpus(plan), {one.rank: (plan.of_island(one).layout.start, one.stage) for one in plan.ranks}
     own = median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs])
     # Of a pass, for replicas may take unequal numbers of micro-batches.
     edges = graphs[0].edges

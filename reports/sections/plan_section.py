@@ -52,6 +52,14 @@ def _sentences(plan: Plan) -> list[str]:
 
 
 def _product(plan: Plan) -> str:
+    if plan.island_plans is not None:
+        islands = [
+            f"{plural(own.pipeline, 'stage')} ({dashed(own.partition)} layers) × "
+            f"{plural(own.layout.replicas[0], 'replica')} × {'-'.join(map(str, own.tensors or [own.tensor]))} "
+            "tensor-parallel"
+            for own in plan.by_island
+        ]
+        return f"in islands with plans of their own: {'; '.join(islands)}"
     if plan.tensors is None and plan.replicas is None:
         stages, replicas = plural(plan.pipeline, "pipeline stage"), plural(plan.taking, "data-parallel replica")
         context = f" × {plan.context} that share sequences" if plan.context else ""

@@ -21,6 +21,11 @@ def check(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic, engi
                 f"parallel.islands={parallel.islands} is for islands that train by themselves; set train.sync_every, "
                 "such as 50, or leave it out"
             )
+        if parallel.own_plans:
+            raise ConfigError(
+                f"parallel.tensor={parallel.tensor} parallel.partition={parallel.partition} are written by island; set "
+                "train.sync_every, such as 50, or give one of each"
+            )
         return
     with_islands = f"train.sync_every={every}"
     if engine.kind is not EngineKind.tdpp:

@@ -17,6 +17,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.values.partition import NodeOrder, Partition, run_length_text
 from conf.schema.values.ranges import divides, nearest_divisors
 from conf.visible import plural
+from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import MOST_RANKS
 from megatron_ext.contract.schedule.streams import PIPEDREAM
 
@@ -164,12 +165,18 @@ def check_tensor_groups(
 
 def _check_groups_in_nodes(parallel: Parallel, groups: Sequence[str], ranks_per_node: Sequence[int]) -> None:
     """Whether groups lie inside nodes where stages differ: ranks fill the nodes one after another, stage by stage."""
-    layout = parallel.layout
+    for own in parallel.layout.parts or (parallel.layout,):
+        _check_layout_in_nodes(parallel, own, groups, ranks_per_node)
+
+
+def _check_layout_in_nodes(
+    parallel: Parallel, layout: Layout, groups: Sequence[str], ranks_per_node: Sequence[int]
+) -> None:
     ends = list(accumulate(ranks_per_node))
 
     def over(stage: int, tensor: int) -> int | None:
         """The first rank of a group that lies over two nodes, were the stage's ranks in groups of this size."""
-        first = layout.rank(stage, 0, 0)
+        first = layout.rank(stage, layout.start, 0)
         firsts = range(first, first + layout.tensors[stage] * layout.replicas[stage], tensor)
         return next((rank for rank in firsts if rank + tensor > ends[bisect_right(ends, rank)]), None)
 

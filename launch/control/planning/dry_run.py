@@ -231,8 +231,8 @@ def _stages(plan: Plan) -> str:
     """A row for each stage: what it holds, and where."""
     by_tensor = any(place.tp for place in plan.ranks)
     rows = []
-    for stage in range(plan.pipeline):
-        places = [place for place in plan.ranks if place.stage == stage]
+    for own, stage in [(island, stage) for island in plan.by_island for stage in range(island.pipeline)]:
+        places = [place for place in plan.ranks if place.stage == stage and plan.of_island(place) is own]
         nodes = [plan.nodes[number] for number in dict.fromkeys(place.node for place in places)]
         gpus = Counter(plan.nodes[place.node].gpu for place in places)
         split = [str(1 + max(place.tp for place in places))] * by_tensor
@@ -242,7 +242,7 @@ def _stages(plan: Plan) -> str:
         rows.append(
             (
                 str(stage),
-                stage_contents(plan, stage),
+                stage_contents(own, stage),
                 replicas,
                 *split,
                 kinds,
@@ -260,7 +260,9 @@ def _ranks(plan: Plan) -> str:
     for place in plan.ranks:
         node = plan.nodes[place.node]
         numbers = (str(number) for number in (place.local_rank, place.stage, place.dp, place.tp))
-        rows.append((str(place.rank), node.name, node.gpu, *numbers, stage_contents(plan, place.stage)))
+        rows.append(
+            (str(place.rank), node.name, node.gpu, *numbers, stage_contents(plan.of_island(place), place.stage))
+        )
     return plain(columns, rows)
 
 

@@ -27,6 +27,7 @@ from megatron_ext.contract.parallel_config import SCATTERED, SCATTERS
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import (
     Corpus,
+    IslandPlan,
     Node,
     NoisePoint,
     Place,
@@ -61,7 +62,7 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         data=max(layout.replicas),
         pipeline=parallel.pipeline,
         chunks=parallel.chunks,
-        partition=list(experiment.partition.layers),
+        partition=[] if parallel.own_plans else list(experiment.partition.layers),
         expert=parallel.expert if parallel.expert > 1 else None,
         context=parallel.context if parallel.context > 1 else None,
         engine_options=dict(experiment.engine.options) or None,
@@ -85,6 +86,12 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
         shares=list(parallel.micro_batches_of) if parallel.shares and len(set(parallel.micro_batches_of)) > 1 else None,
         streams=list(parallel.streams_of) if max(parallel.streams_of) > 1 else None,
         islands=None if train.sync_every is None else list(parallel.islands_of),
+        island_plans=[
+            IslandPlan(own.pipeline, list(own.layout.tensors), list(partition.layers))
+            for own, partition in experiment.by_island
+        ]
+        if parallel.own_plans
+        else None,
         tensors=list(layout.tensors) if len(set(layout.tensors)) > 1 else None,
         replicas=None if layout.even else list(layout.replicas),
         streaming=_streaming(parallel.stream),

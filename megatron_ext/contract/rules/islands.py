@@ -29,4 +29,24 @@ def _islands(plan: Values) -> Faults:
             yield key, plan[key], f"null or false with islands: {why}"
 
 
-RULES: Rules = [((*GRID, "train"), _islands)]
+def _island_plans(plan: Values) -> Faults:
+    plans = plan.get("island_plans")
+    if plans is None:
+        return
+    if len(plans) != len(plan.get("islands") or ()):
+        yield "island_plans", plans, f"one for each of islands={plan.get('islands')}"
+    for key, value, only in (
+        ("chunks", plan["chunks"], 1),
+        ("schedule_file", plan["schedule_file"], None),
+        ("partition", plan["partition"], []),
+        ("tensors", plan.get("tensors"), None),
+        ("scattered_cuts", plan.get("scattered_cuts"), None),
+        ("offloads", plan.get("offloads"), None),
+    ):
+        if value != only:
+            yield key, value, f"{only} with island_plans"
+    if "-" in plan["recompute"]:
+        yield "recompute", plan["recompute"], "one for all stages with island_plans"
+
+
+RULES: Rules = [((*GRID, "train"), _islands), (("chunks", "schedule_file", "partition", "recompute"), _island_plans)]

@@ -6,11 +6,21 @@ from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import family_named
 from megatron_ext.contract.parallel_config import broken_by_chunks, broken_by_replicas
-from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values
+from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values, fault
 
 
 def _partition(plan: Values) -> Faults:
     parts, pipeline, chunks = plan["partition"], plan["pipeline"], plan["chunks"]
+    if plan.get("island_plans") is not None:
+        for number, own in enumerate(plan["island_plans"]):
+            where = {"partition": own["partition"], "pipeline": own["pipeline"], "chunks": 1, "model": plan["model"]}
+            for broken in _partition(where):
+                yield PlanFault(
+                    f"island_plans[{number}]: {broken if isinstance(broken, PlanFault) else fault(*broken)}"
+                )
+            if len(own["tensors"]) != own["pipeline"]:
+                yield f"island_plans[{number}].tensors", own["tensors"], f"of pipeline={own['pipeline']} numbers"
+        return
     if len(parts) != pipeline * chunks:
         yield "partition", parts, f"of pipeline * chunks = {pipeline} * {chunks} = {pipeline * chunks} numbers"
     model = plan["model"]
@@ -48,12 +58,19 @@ def _by_stage(plan: Values) -> Faults:
 
 def _ranks(plan: Values) -> Faults:
     grid = Layout.grid(*(plan[key] for key in GRID))
-    layout = Layout(tuple(plan.get("tensors") or grid.tensors), tuple(plan.get("replicas") or grid.replicas))
+    islands = zip(plan.get("island_plans") or (), plan.get("islands") or ())
+    parts = [Layout(tuple(one["tensors"]), (size,) * one["pipeline"]) for one, size in islands]
+    layout = (
+        Layout.joined(parts)
+        if parts
+        else Layout(tuple(plan.get("tensors") or grid.tensors), tuple(plan.get("replicas") or grid.replicas))
+    )
     ranks, count = plan["ranks"], layout.world_size
     sizes = f"tensor * data * pipeline = {plan['tensor']} * {plan['data']} * {plan['pipeline']}"
     order = "rank = (stage * data + dp) * tensor + tp"
     if layout != grid:
         sizes, order = "the sum over stages of tensor size * replicas", "its place, stage by stage"
+        order = f"{order}, island by island" if parts else order
     if len(ranks) != count:
         yield "ranks", [place.get("rank") for place in ranks], f"{sizes} = {count}, 0 to {count - 1}"
     for number, place in enumerate(ranks):
@@ -83,7 +100,7 @@ def _nodes(plan: Values) -> Faults:
 
 def _blocks(plan: Values) -> Faults:
     blocks = plan.get("blocks")
-    if blocks is not None and len(blocks) != sum(plan["partition"]):
+    if blocks is not None and plan.get("island_plans") is None and len(blocks) != sum(plan["partition"]):
         yield "blocks", blocks, f"{sum(plan['partition'])} names, as many as partition has blocks"
 
 

@@ -78,6 +78,8 @@ def warm_up(groups: Groups, peers: Channels, place: Place, stages: int, device: 
         dist.all_reduce(message)
     for what in ("tensor", "data", "model", *(("replicas", "across") if groups.replicas is not groups.data else ())):
         all_reduce(message, getattr(groups, what), f"connecting the {what} group")
+    for group in groups.meetings.values():
+        all_reduce(message, group, "connecting the islands")
     for part in groups.by_node or ():
         all_reduce(message, part, "connecting the data group's nodes")
     for parts in groups.tied:

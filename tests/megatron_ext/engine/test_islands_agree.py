@@ -59,8 +59,31 @@ CASES: dict[str, tuple[tuple[int, ...], str]] = {
     ),
     "lamb": ((1, 1), "parallel.data=2 parallel.pipeline=1 train.sync_every=2 train.optimizer=lamb"),
     "streams": ((1, 1), "parallel.data=2 parallel.streams=2 parallel.pipeline=1 train.sync_every=2"),
+    "of-plans-of-their-own": (
+        (2, 1),
+        "parallel.data=3 parallel.islands=2-1 parallel.pipeline=2 parallel.partition=1-2/3 parallel.micro_batch_size=2 "
+        f"parallel.shares=1-1-2 train.sync_every=2 {DROPOUT}",
+    ),
+    "of-other-tensor-groups": (
+        (1, 1, 1),
+        "parallel.data=3 parallel.islands=1*3 parallel.pipeline=2 parallel.tensor=2/1/4-2 parallel.partition=3/1-2/2-1 "
+        "parallel.sequence_parallel=true parallel.micro_batch_size=1 parallel.shares=4-1-3 train.sync_every=3",
+    ),
+    "of-other-replicas-and-tensor-groups": (
+        (2, 3),
+        "parallel.data=5 parallel.islands=2-3 parallel.pipeline=3 parallel.tensor=2/1 parallel.partition=3/1-1-1 "
+        "parallel.shares=2-2-2-1-1 parallel.micro_batch_size=1 train.sync_every=2 train.optimizer=lamb",
+    ),
 }  # fmt: skip
-QUICK = ("two", "of-unequal-shares", "of-unequal-sizes", "sgd", "tensor-groups")
+QUICK = (
+    "of-plans-of-their-own",
+    "of-other-tensor-groups",
+    "two",
+    "of-unequal-shares",
+    "of-unequal-sizes",
+    "sgd",
+    "tensor-groups",
+)
 
 
 def equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -105,7 +128,7 @@ def test_a_run_that_goes_on_equals_an_uninterrupted_one(engine_run: Engine, afte
     assert run.go() == 0, run.stderr()
     folder = run.plan.files.checkpoints / f"iter_{after:07d}"
     again = engine_run(
-        *words, "parallel.pipeline=2", "parallel.partition=1-2", f"train.load={folder}", name="again"
+        *words, "parallel.pipeline=2", "parallel.partition=1-2/3", f"train.load={folder}", name="again"
     )  # fmt: skip
     assert again.go() == 0, again.stderr()
     np.testing.assert_allclose(again.losses(), run.losses()[after:], rtol=1e-5)

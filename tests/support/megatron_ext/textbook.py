@@ -54,8 +54,8 @@ def islands(plan: Plan, corpus: Path, sizes: Sequence[int]) -> tuple[np.ndarray,
     train, loss_of = plan.train, loss_of_gpt(plan, corpus)
     model = replace(plan.model, padded_vocab_size=plan.model.vocab_size)
     whole = replace(
-        plan, model=model, tensor=1, tensors=None, pipeline=1, chunks=1, partition=[sum(plan.partition)],
-        schedule=Schedule.one_f_one_b, sequence_parallel=False,
+        plan, model=model, tensor=1, tensors=None, pipeline=1, chunks=1, partition=[plan.model.layers],
+        island_plans=None, schedule=Schedule.one_f_one_b, sequence_parallel=False,
     )  # fmt: skip
     models = [Ours(whole) for _ in sizes]
     optimizers = [_optimizer(list(model.parameters()), train) for model in models]

@@ -107,6 +107,70 @@ def test_a_plan_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
         Plan.parse({**content, **changes}, Path())
 
 
+OWN = (
+    *("parallel.data=4", "parallel.islands=2-2", "parallel.pipeline=2", "parallel.tensor=1/2"),
+    "parallel.partition=1-3/4",
+)
+"""Islands with plans of their own: two stages, or one of tensor groups."""
+
+
+def test_islands_with_plans_of_their_own_lie_one_after_another() -> None:
+    plan = plan_of(EVERY, *OWN)
+    content = plan.as_json()
+    assert content["island_plans"] == [
+        {"pipeline": 2, "tensors": [1, 1], "partition": [1, 3]}, {"pipeline": 1, "tensors": [2], "partition": [4]}
+    ]  # fmt: skip
+    assert (content["partition"], content["pipeline"], [node.ranks for node in plan.nodes]) == (
+        [], 2, [[0, 1, 2, 3], [4, 5, 6, 7]],
+    )  # fmt: skip
+    places = [(place.stage, place.dp, place.tp) for place in Plan.parse(content, Path()).ranks]
+    assert places == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0), (0, 2, 0), (0, 2, 1), (0, 3, 0), (0, 3, 1)]
+    assert plan.layout.data_groups() == [[0, 1], [2, 3], [4, 6], [5, 7]]
+    own = plan.of_island(plan.ranks[5])
+    assert (own.partition, own.tensor, own.layout.rank(0, 3, 1), own.taken_by(0, 3)) == ([4], 2, 7, plan.taken_by(0, 3))
+    assert all(plan.layout.stage_dp_tp(rank) == place for rank, place in enumerate(places))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("parallel.pipeline=1", r"parallel\.pipeline=1, but the islands of .* have up to 2 stages; .*pipeline=2"),
+        ("parallel.partition=1-3/4/4", r"parallel\.partition=1-3/4/4 is for 3 islands, but there are 2: .*islands=2-2"),
+        ("parallel.partition=1-3/3", r"partition=3 has 3 = 3 layers, but model\.layers=4"),
+        ("parallel.tensor=1/y", r"parallel\.tensor=y must be"),
+        ("parallel.tensor=2-1/2", r"= 10 ranks, but .* have 8 GPUs"),
+        (
+            "train.sync_every=null parallel.islands=null parallel.data=2 parallel.tensor=2/4",
+            r"parallel\.partition=1-3/4 .*by island; set train\.sync_every",
+        ),
+        ("parallel.shares=auto", r"shares=auto cannot .*by island; give a value"),
+        ("parallel.recompute=full-none", r"recompute=full-none is by stage"),
+        ("parallel.chunks=2 parallel.schedule=interleaved", r"chunks=2 cannot .*by island; use parallel\.chunks=1"),
+    ],
+)
+def test_plans_of_islands_that_cannot_be_are_refused(words: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose([*WORDS, EVERY, *OWN, *words.split()])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"island_plans": [{"pipeline": 2, "tensors": [1, 1], "partition": [1, 3]}]},
+        {"island_plans": [{"pipeline": 2, "tensors": [1], "partition": [1, 3]}] * 2},
+        {"island_plans": [{"pipeline": 2, "tensors": [1, 1], "partition": [1, 2]}] * 2},
+        {"partition": [1, 3]},
+        {"recompute": "full-none"},
+    ],
+    ids=str,
+)
+def test_a_plan_of_islands_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
+    content = plan_of(EVERY, *OWN).as_json()
+    with pytest.raises(PlanFault):
+        Plan.parse({**content, **changes}, Path())
+
+
 def test_the_common_step_costs_its_part_of_an_iteration() -> None:
     """On a link of 1 ns a byte a ring of 4 ranks sends 3/2 of 4 bytes a parameter, and 4 of 2 ranks a quarter each."""
     link = Link(latency_s=1e-3, s_per_byte=1e-9)
