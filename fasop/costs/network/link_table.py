@@ -22,8 +22,13 @@ from fasop.costs.network.pair_placement import PairUses
 
 def has_pairs(kinds: Sequence[NodeKind]) -> bool:
     """Whether any link is not as the groups' own figures say."""
+    return may_be_quicker(kinds) or any(kind.uplink is not None for kind in kinds)
+
+
+def may_be_quicker(kinds: Sequence[NodeKind]) -> bool:
+    """Whether any link may be quicker than the groups' own figures say."""
     of_pairs = any(other.name in kind.links for kind in kinds for other in kinds)
-    return of_pairs or any(kind.collectives is not None or kind.uplink is not None for kind in kinds)
+    return of_pairs or any(kind.collectives is not None for kind in kinds)
 
 
 def by_size(kinds: Sequence[NodeKind]) -> bool:

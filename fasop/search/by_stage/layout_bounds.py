@@ -14,7 +14,7 @@ from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network import links
-from fasop.costs.network.link_table import has_pairs
+from fasop.costs.network.link_table import may_be_quicker
 from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
 from fasop.search.by_stage.bounds import (
@@ -260,11 +260,12 @@ class PlacedLayouts:
         return found
 
     def _scattered(self, work: Work) -> Floats:
-        """[layouts, stages]: seconds in which replicas on several nodes reduce-scatter a unit's gradients, at least."""
-        if has_pairs(self._nodes):
+        """[layouts, stages]: seconds in which a rank of replicas on several nodes reduce-scatters its part of a unit's
+        gradients, beside all others, at least."""
+        if may_be_quicker(self._nodes):
             return np.zeros(self._layouts.tensors.shape)
         each = np.zeros(max(work.sizes) + 1)
-        each[[*work.sizes]] = [tensor * work.gradients[number] for tensor, number in work.sizes.items()]
+        each[[*work.sizes]] = [work.gradients[number] for number in work.sizes.values()]
         found: Floats = each[self._layouts.tensors] * self._s_per_byte
         return found
 
@@ -279,6 +280,13 @@ class PlacedLayouts:
             rings = (layouts.tensors * here).sum(axis=1, keepdims=True)  # those of all stages share the node's link
             seconds = kind.factors.gradients * links.between(kind.group, 1).s_per_byte * rings
             slowest = _largest(slowest, seconds, here)
+        factors = [one.factors.gradients for one in self._nodes]
+        for below, rate in _leaves(self._nodes, factors):
+            inside = np.array([0, *np.cumsum(below[node])])
+            own = inside[layouts.ends] - inside[layouts.begins]
+            leaving = crossing & (own > 0) & (own < layouts.ends - layouts.begins)
+            rings = (layouts.tensors * leaving).sum(axis=1, keepdims=True)
+            slowest = _largest(slowest, rate * rings, leaving)
         found: Floats = slowest * (layouts.replicas - 1) / layouts.replicas
         return found
 
@@ -293,7 +301,7 @@ class PlacedLayouts:
         their peers elsewhere share its link.
         """
         layouts, nodes = self._layouts, self._nodes
-        if has_pairs(nodes):
+        if may_be_quicker(nodes):
             return np.zeros(layouts.tensors.shape)
         node = _node_of_gpus(nodes)
         starts, last = np.searchsorted(node, np.arange(len(nodes) + 1)), len(node) - 1
@@ -308,8 +316,17 @@ class PlacedLayouts:
         inside = np.array([factor * link.takes(message) for factor, link, _ in of_nodes])
         latency = np.array([factor * link.latency_s for factor, _, link in of_nodes])
         seconds = np.array([factor * link.s_per_byte * message for factor, _, link in of_nodes])
-        out = np.where(first < begun, latency[first] + sending * seconds[first], 0.0)
-        into = np.where(ended < final, latency[final] + receiving * seconds[final], 0.0)
+        seconds_out, seconds_in = sending * seconds[first], receiving * seconds[final]
+        like = layouts.replicas == np.roll(layouts.replicas, -1, axis=1)  # else one replica sends at a time, at least
+        groups_out, groups_in = (starts[first + 1] - layouts.begins) // own, receiving // theirs
+        for below, rate in _leaves(nodes, [factor for factor, _, _ in of_nodes]):
+            before, of_group = np.array([0, *np.cumsum(below)]), rate * message * np.minimum(own, theirs)
+            leaves = below[first] & (before[final + 1] == before[begun])  # all peers hang elsewhere
+            comes = below[final] & (before[ended + 1] == before[first])
+            seconds_out = _largest(seconds_out, of_group * np.where(like, groups_out, 1), leaves)
+            seconds_in = _largest(seconds_in, of_group * np.where(like, groups_in, 1), comes)
+        out = np.where(first < begun, latency[first] + seconds_out, 0.0)
+        into = np.where(ended < final, latency[final] + seconds_in, 0.0)
         found = np.maximum(np.where(first == final, inside[first], 0.0), np.maximum(out, into))
         hops: Floats = np.where(self._number < layouts.last[:, np.newaxis], found, 0.0)
         return hops
@@ -321,7 +338,7 @@ class PlacedLayouts:
         """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing
         where they may lie on one node. All ranks of a stage that are on one node share its link."""
         layouts, nodes = self._layouts, self._nodes
-        if has_pairs(nodes):
+        if may_be_quicker(nodes):
             return np.zeros(len(layouts.tensors))
         node, rows = _node_of_gpus(nodes), np.arange(len(layouts.tensors))
         apart = node[layouts.ends[:, 0] - 1] < node[np.minimum(layouts.begins[rows, layouts.last], len(node) - 1)]
@@ -339,6 +356,20 @@ class PlacedLayouts:
                 seconds = end.factors.embedding * (link.latency_s + sharing * size * link.s_per_byte)
                 taken = np.where(np.minimum(*ends) == tensor, np.maximum(taken, seconds), taken)
         return np.where(apart & (layouts.last > 0), taken * 2 * (members - 1) / members, 0.0)
+
+
+def _leaves(nodes: Sequence[NodeKind], factors: Sequence[float]) -> Iterator[tuple[NDArray[np.bool_], float]]:
+    """For each leaf switch: [nodes] whether they hang on it; and seconds of a byte of the one rank that passes its
+    uplink, at least. `factors` are those of the nodes' times."""
+    hanging = [None if node.uplink is None else node.uplink.leaf for node in nodes]
+    for leaf in dict.fromkeys(filter(None, hanging)):
+        below = np.array([one == leaf for one in hanging])
+        uplinks = [
+            factor * 8e-9 / node.uplink.gbit_per_s
+            for factor, node in zip(factors, nodes, strict=True)
+            if node.uplink is not None and node.uplink.leaf == leaf
+        ]
+        yield below, min(uplinks)
 
 
 def _node_of_gpus(nodes: Sequence[NodeKind]) -> Integers:

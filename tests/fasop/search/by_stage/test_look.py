@@ -23,6 +23,7 @@ from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import WHOLE
 from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_bounds import PlacedLayouts
+from fasop.search.by_stage.layouts import layouts
 from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.look import explore_stages
 from fasop.search.inputs import read
@@ -36,7 +37,7 @@ from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
 from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
-from tests.support.fasop.random_clusters import random_case
+from tests.support.fasop.random_clusters import random_case, with_uplinks
 from tests.support.fasop.random_pipelines import all_partitions
 
 MOST = 60
@@ -124,11 +125,14 @@ def fastest(plan: PlacedTraining) -> float:
     return np.inf
 
 
-def small_case(seed: int, *, alike: bool = True) -> tuple[Training, list[NodeKind], Choices, list[PlacedTraining]]:
-    """Up to six GPUs and six layers."""
+def small_case(
+    seed: int, *, alike: bool = True, leaves: bool = False
+) -> tuple[Training, list[NodeKind], Choices, list[PlacedTraining]]:
+    """Up to six GPUs and six layers; with `leaves` most nodes hang on leaf switches."""
     rng = np.random.default_rng(seed)
     while True:
         training, kinds, choices = random_case(rng, alike=alike)
+        kinds = with_uplinks(rng, kinds) if leaves else kinds
         gpus = sum(kind.gpus * kind.group.count for kind in kinds)
         if not 3 <= gpus <= 6:
             continue
@@ -163,9 +167,10 @@ def test_the_best_of_all_layouts_and_partitions_is_found(seed: int) -> None:
         assert predict_plan(plan).iteration_s == plan.total == plan.bound
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("seed", range(30, 42))
-def test_no_plan_is_below_its_bounds(seed: int) -> None:
-    _, kinds, _, plans = small_case(seed, alike=seed % 3 != 0)
+def test_no_plan_is_below_its_bounds(seed: int, leaves: bool) -> None:
+    _, kinds, _, plans = small_case(seed, alike=seed % 3 != 0, leaves=leaves)
     names = [kind.name for kind in kinds]
     for plan in plans[:: max(1, len(plans) // 12)]:
         one, layout = plan.training, plan.training.parallel.layout
@@ -183,6 +188,40 @@ def test_no_plan_is_below_its_bounds(seed: int) -> None:
         for limit in (0.98 * taken, taken, 1.5 * taken):
             candidate.tighten(limit)
             assert candidate.bound <= taken * (1 + 1e-9)
+
+
+TOPOLOGIES = (
+    "{}",
+    "{room: {groups: [gpu2], gbit_per_s: 10}}",
+    "{room: {groups: [hgx], gbit_per_s: 3}, hall: {groups: [gpu2], gbit_per_s: 20}}",
+)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_no_message_and_no_sum_of_a_layout_takes_less_than_its_bound(topology: str) -> None:
+    counts = ["cluster.groups.hgx.count=2", "cluster.groups.gpu2.count=3"]
+    inputs = read(["experiment=seed_a100x1_a10x7", *counts, f"+cluster.topology={topology}"])
+    kinds, random, waits = inputs.kinds, np.random.default_rng(0), 0
+    every = layouts(20, 4, [1, 2, 4], 20, 400).every
+    for number in random.permutation(len(every))[:80]:
+        layout, nodes = every[number], [kinds[kind] for kind in random.permutation([0, 0, 1, 1, 1])]
+        many = LayoutBatch.of([layout])
+        if layout.even or not many.inside_nodes([4] * 5).all():
+            continue
+        sizes = {"tensor": tuple(layout.tensors), "data": max(layout.replicas), "replicas": tuple(layout.replicas)}
+        parallel = replace(inputs.training.parallel, **sizes, pipeline=layout.stages, micro_batch_size=1)
+        one = replace(inputs.training, parallel=replace(parallel, sharded_optimizer=False))
+        stages = HeterogeneousStages(PlacedTraining(training=one, partition=Partition(()), nodes=nodes))
+        work = Work(one, kinds, [1, 2, 4])
+        placed = PlacedLayouts(many, nodes, [kind.name for kind in kinds])
+        lines = [stages.whole[size].pipelines for size in stages.sizes]
+        hops = np.array([some.hop[stage, 0] for stage, some in enumerate(lines)][:-1])
+        sums = np.array([some.sums.layer[..., stage, 0].max() for stage, some in enumerate(lines)])
+        assert (placed._hops(work)[0, :-1] <= hops * (1 + 1e-9)).all()
+        assert (2 * placed._scattered(work)[0] <= sums * (1 + 1e-9)).all()
+        assert placed._ending(one)[0] <= max(map(stages.embedding, range(layout.stages))) * (1 + 1e-9)
+        waits += int((placed._scattered(work) > 0).sum())
+    assert waits > 20
 
 
 @pytest.mark.parametrize("seed", range(50, 62))
