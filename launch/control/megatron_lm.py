@@ -37,7 +37,8 @@ def script(experiment: Experiment, checkpoints: Path) -> list[str]:
     options, cluster = pretrain_options(experiment, checkpoints), experiment.cluster
     on_cpus = all(cluster.gpus[cluster.groups[name].gpu].is_cpu for name in experiment.node_order.groups)
     words = _words({**options, **ON_CPU} if on_cpus else options)
-    return [str(Path(experiment.engine.checkout) / PRETRAIN_GPT), *words, *experiment.engine.arguments]
+    folder = os.path.abspath(experiment.engine.checkout)  # noqa: PTH100  (resolves '..', follows no link)
+    return [str(Path(folder) / PRETRAIN_GPT), *words, *experiment.engine.arguments]
 
 
 def check(experiment: Experiment) -> None:

@@ -51,7 +51,9 @@ def short_job(
         without_goal(replace(fixed, train=train)),
         runs_dir=str(Path(experiment.runs_dir) / folder),
         cluster=replace(experiment.cluster, groups=groups),
-        engine=Engine() if experiment.engine.kind is EngineKind.megatron_lm else experiment.engine,  # it has own ranks
+        engine=Engine()
+        if experiment.engine.kind is EngineKind.megatron_lm
+        else experiment.engine,  # its script is not what such a job runs
         log=[],
         profile=Profile(timeline=False, gpu_interval_s=gpu_interval_s),
         executor=replace(experiment.executor, meet_min=wait_min, time_min=limit, save_s=SAVE_S),

@@ -11,11 +11,11 @@ import inspect
 import os
 import runpy
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Callable, Dict, Mapping, Optional
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -69,22 +69,26 @@ class Script:
         if (lack := fault(plan.script or ())) is not None:
             raise EngineError(lack)
         sys.path.insert(0, str(Path(self._path).parent))  # before an installed megatron-core: it brings its own
-        if plan.device == "cpu":
-            on_cpu.begin_script(len(plan.nodes[place.node].ranks))
+        with _naming_what_is_missing(self._path):
+            if plan.device == "cpu":
+                on_cpu.begin_script(len(plan.nodes[place.node].ranks))
+            self._change()
         self._memory = MemoryReport(plan, place)
-        self._change()
         clock.align(self._recorder, self._store, "begin")
         self._recorder.traffic.begin()
         os.environ.update(self._environment())
         sys.argv = [self._path, *self._options]
         try:
-            runpy.run_path(self._path, run_name="__main__")
+            with _naming_what_is_missing(self._path):
+                runpy.run_path(self._path, run_name="__main__")
         except SystemExit as ended:
             if ended.code not in (None, 0):
                 raise EngineError(f"{self._path} ended itself with {ended.code}; what it printed says why") from ended
         except RuntimeError as error:
             self._timers.failed(error)
             raise
+        if not self._iteration:
+            raise EngineError(f"{self._path} ended before its first iteration; what it printed says why")
         self._ended()
         return self._iteration
 
@@ -212,6 +216,17 @@ class Script:
         clock.align(self._recorder, self._store, "end")
         self._recorder.close()
         self._report()
+
+
+@contextmanager
+def _naming_what_is_missing(path: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise EngineError(
+            f"{path} needs the module {error.name}, which {sys.executable} does not have; install it where the ranks "
+            "run, use a container that has it (container.image), or give another checkout"
+        ) from error
 
 
 def _remembering(enter: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -191,3 +191,21 @@ def test_an_option_that_it_does_not_know_is_said(runs: Path) -> None:
     assert verdict.state == State.failed
     assert "pretrain_gpt.py ended itself with 2" in verdict.reason
     assert "--no-such-option" in run.node_err("local-0").read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("import no_such_module", "pretrain_gpt.py needs the module no_such_module, which "),
+        ("", "pretrain_gpt.py ended before its first iteration; what it printed says why"),
+    ],
+    ids=["needs-more", "empty"],
+)
+def test_a_script_that_trains_nothing_is_said(runs: Path, tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "pretrain_gpt.py").write_text(content)
+    (tmp_path / "megatron").symlink_to(CHECKOUT / "megatron")
+    run = start(runs, "parallel=single", f"engine.checkout={tmp_path}")
+    follow(run)
+    verdict = judge(run)
+    assert verdict.state == State.failed
+    assert message in verdict.reason
