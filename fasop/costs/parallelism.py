@@ -119,12 +119,12 @@ class Parallelism(PlacedPlan):
         tensor = self.tensor if isinstance(self.tensor, int) else run_length_text(self.tensor, "-")
         partition = None if self.partition is None else str(Partition(self.partition))
         return Parallel(
-            tensor=BY_ISLAND.join(str(one.tensor) for one in own) if own else tensor,
+            tensor=_by_island([one.tensor for one in own]) if own else tensor,
             data=self.data // self.context,
             pipeline=self.pipeline,
             expert=self.expert,
             context=self.context,
-            partition=BY_ISLAND.join(str(one.partition) for one in own) if own else partition,
+            partition=str(_by_island([str(one.partition) for one in own])) if own else partition,
             sequence_parallel=self.sequence_parallel,
             recompute=self.recompute,
             sharded_optimizer=self.sharded_optimizer,
@@ -237,3 +237,8 @@ class Parallelism(PlacedPlan):
 def streams_text(streams: Numbers) -> str:
     """Copies of the model by replica, as `parallel.streams` takes them."""
     return str(streams[0]) if len({*streams}) == 1 else run_length_text(streams, "-")
+
+
+def _by_island(values: list[int | str]) -> int | str:
+    """One value where all islands have the same."""
+    return values[0] if len({*values}) == 1 else BY_ISLAND.join(map(str, values))

@@ -1,7 +1,7 @@
 """Plans with islands: rooms of nodes that train by themselves and take a common step every so many iterations.
 
-All islands have the same stages, since they sum the same weights, but as many pipelines as their own nodes make, and
-shares of the batch with which they end together. The stages are those that are best for one of the rooms alone.
+Islands have the same stages, those that are best for one of the rooms alone, with as many pipelines as their own nodes
+make; or each has the best for its own room. Their shares of the batch are such that they end together.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from conf.schema.values.partition import Shares
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
@@ -26,8 +27,10 @@ from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
 from fasop.search.shares.unequal_shares import MOST_PASSES, plan_if_it_fits
 from fasop.search.space.candidates import Space, divisors
-from fasop.simulation.islands import durations_of
+from fasop.simulation.islands import by_island, durations_of
+from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.shares import best_shares, replicas_of
+from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.plan import BUCKET_BYTES
 
 Rooms = Sequence[Sequence[NodeKind]]
@@ -39,6 +42,7 @@ SLOW = 4.0
 """How many times as long bytes take between rooms as within them where islands are proposed unasked."""
 EVERY = (10, 20, 50, 100, 200, 500)
 """Iterations between two common steps that are proposed; rarer ones cost more quality."""
+MOST_MOVES = 32
 STEP = 0.05
 """The part of an iteration that common steps may add, so that fewer of them gain little."""
 
@@ -56,6 +60,10 @@ def island_plans(inputs: Inputs, top: int, until: float, *, slow_only: bool = Fa
             if time.process_time() > until and best.plans:
                 break
             best.add([plan for plan in [_plan(placed)] if plan is not None])
+        for placed in _of_their_own(inputs, rooms, until):
+            if time.process_time() > until and best.plans:
+                break
+            best.add([plan for plan in [plan_if_it_fits(_balanced(placed), 0.0)] if plan is not None])
     return best.plans
 
 
@@ -143,6 +151,95 @@ def _placed(inputs: Inputs, rooms: Rooms, until: float) -> Iterator[PlacedTraini
         )
 
 
+def _of_their_own(inputs: Inputs, rooms: Rooms, until: float) -> Iterator[PlacedTraining]:
+    """Yield what is tried of these rooms where each takes one of its own plans: of those that share what all islands
+    must, the fastest of each tensor size and pipeline."""
+    alone = [_best_alone(inputs, room, rooms, until) for room in rooms]
+    by_way: list[dict[tuple[object, ...], dict[tuple[int, int], Plan]]] = []
+    for room, plans in zip(rooms, alone, strict=True):
+        found: dict[tuple[object, ...], dict[tuple[int, int], Plan]] = {}
+        for plan in sorted(plans, key=lambda plan: plan.total):
+            p = plan.training.parallel
+            if p.world_size == gpus_of(room) and p.chunks == 1 and p.alike:
+                way = (p.micro_batch_size, p.schedule, p.recompute, p.sequence_parallel)
+                found.setdefault(way, {}).setdefault((p.tensor_size, p.pipeline), plan)
+        by_way.append(found)
+    batch = inputs.training.parallel.global_batch_size
+    shared = [way for way in by_way[0] if all(way in found for found in by_way)]
+    for chosen in chain.from_iterable(product(*(found[way].values() for found in by_way)) for way in shared):
+        cut = [plan.training.parallel for plan in chosen]
+        data, count = sum(p.data for p in cut), batch // cut[0].micro_batch_size
+        if (
+            batch % cut[0].micro_batch_size
+            or data > count
+            or len({(p.tensor, plan.partition) for p, plan in zip(cut, chosen, strict=True)}) == 1
+            or (inputs.choices.data is not None and data not in inputs.choices.data)
+        ):
+            continue
+        nodes = [node for plan in chosen for node in plan.nodes]
+        parallel = replace(
+            cut[0],
+            data=data,
+            pipeline=max(p.pipeline for p in cut),
+            tensor=lcm([p.tensor_size for p in cut]),
+            partition=None,
+            islands=tuple(p.data for p in cut),
+            own_plans=tuple(
+                replace(p, partition=plan.partition.layers, node_order=None)
+                for p, plan in zip(cut, chosen, strict=True)
+            ),
+            node_order=tuple(node.name for node in nodes),
+            global_batch_size=batch,
+        )
+        speeds = [p.global_batch_size / plan.total for p, plan in zip(cut, chosen, strict=True)]
+        counts = [max(p.data, round(count * one / sum(speeds))) for p, one in zip(cut, speeds, strict=True)]
+        largest = max(range(len(counts)), key=lambda number: counts[number] - cut[number].data)
+        counts[largest] += count - sum(counts)
+        if counts[largest] >= cut[largest].data:
+            longest = max(chosen, key=lambda plan: len(plan.partition.layers)).partition
+            yield PlacedTraining(
+                training=replace(inputs.training, parallel=_with_counts(parallel, counts)),
+                partition=longest,
+                nodes=nodes,
+            )
+
+
+def _with_counts(parallel: Parallelism, counts: Sequence[int]) -> Parallelism:
+    """The plan whose islands take so many micro-batches, each evenly among its replicas."""
+    size, shares, own_plans = parallel.micro_batch_size, list[int](), list[Parallelism]()
+    for own, count in zip(parallel.own_plans, counts, strict=True):
+        taken = Shares.even(count, own.data).numbers if count % own.data else (count // own.data,) * own.data
+        shares += taken
+        even = len({*taken}) == 1
+        own_plans.append(replace(own, shares=None if even else taken, global_batch_size=count * size))
+    return replace(parallel, own_plans=tuple(own_plans), shares=tuple(shares) if len({*shares}) > 1 else None)
+
+
+def _balanced(placed: PlacedTraining) -> PlacedTraining:
+    """The plan of islands of their own that end as nearly together as a few moves of micro-batches, one of each replica
+    of the slowest, can have them."""
+    own = placed.training.parallel.own_plans
+    counts, times = [sum(one.micro_batches_of) for one in own], _seconds(placed)
+    for _ in range(MOST_MOVES):
+        slowest, fastest = (pick(range(len(own)), key=times.__getitem__) for pick in (max, min))
+        moved = own[slowest].data
+        if counts[slowest] < 2 * moved:
+            break
+        tried = [count + moved * ((number == fastest) - (number == slowest)) for number, count in enumerate(counts)]
+        other = replace(
+            placed, training=replace(placed.training, parallel=_with_counts(placed.training.parallel, tried))
+        )
+        if max(other_times := _seconds(other)) >= max(times):
+            break
+        placed, counts, times = other, tried, other_times
+    return placed
+
+
+def _seconds(placed: PlacedTraining) -> list[float]:
+    """An iteration of each island by itself."""
+    return [predict_plan(island).iteration_s for island in by_island(placed)]
+
+
 def _best_alone(inputs: Inputs, room: Sequence[NodeKind], rooms: Rooms, until: float) -> list[Plan]:
     """The fastest plans of a room for its part of the batch."""
     every = [sum(kind.gpus * kind.group.count * kind.gpu.bf16_tflops for kind in one) for one in rooms]
@@ -200,14 +297,14 @@ def _again(plan: Plan, every: int) -> Plan:
 
 def in_words(plan: Plan) -> str:
     """Says what islands a plan has."""
-    islands = plan.training.islands
+    islands, parallel = plan.training.islands, plan.training.parallel
     names: list[str] = []
     rank = 0
     node_of = [node.name for node in plan.nodes for _ in range(node.gpus)]
-    width = plan.training.parallel.tensor_size * plan.training.parallel.pipeline
-    for size in islands:
-        names.append("+".join(dict.fromkeys(node_of[rank : rank + size * width])))
-        rank += size * width
+    width = parallel.tensor_size * parallel.pipeline
+    for ranks in [own.world_size for own in parallel.own_plans] or [size * width for size in islands]:
+        names.append("+".join(dict.fromkeys(node_of[rank : rank + ranks])))
+        rank += ranks
     step = plan.total - _again(plan, 10**9).total
     sent = 2 * (len(islands) - 1) * 4 * plan.training.model.parameters() / plan.training.sync_every
     return (

@@ -190,7 +190,7 @@ def _with_islands(inputs: Inputs, args: Arguments) -> Outcome:
     plans = island_plans(inputs, max(args.top, args.explain or 0), time.process_time() + LIMIT_S)
     if not plans:
         raise SearchError(
-            f"train.sync_every={every}: no plan with islands has the same stages in each of them, fits into memory and "
+            f"train.sync_every={every}: no plan with islands fits into memory and "
             "gives every replica a micro-batch; islands are groups of nodes, or equal parts of a single group; use "
             "train.sync_every=null, or other cluster.groups"
         )

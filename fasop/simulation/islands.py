@@ -49,20 +49,24 @@ def by_island(plan: PlacedTraining) -> list[PlacedTraining]:
 
 
 def _own_plans(plan: PlacedTraining) -> list[PlacedTraining]:
-    """The islands of a plan, each with its own. Common steps count as if the island with the fewest ranks a replica
-    held the others back with every message."""
+    """The islands of a plan, each with its own. In common steps the replica with the most ranks stands for all, whose
+    ranks send as much each; those of an island with fewer have more to send."""
     parallel = plan.training.parallel
     nodes = _nodes(plan.nodes, [own.world_size for own in parallel.own_plans])
-    width = min(own.world_size // own.data for own in parallel.own_plans)
-    meeting = _meeting(plan, width)
+    widths = [own.world_size // own.data for own in parallel.own_plans]
+    meeting = _meeting(plan, max(widths))
     return [
         replace(
             plan,
-            training=replace(plan.training, parallel=own, meeting=meeting),
+            training=replace(
+                plan.training,
+                parallel=own,
+                meeting=replace(meeting, s_per_byte=meeting.s_per_byte * width / max(widths)),
+            ),
             partition=Partition(own.partition or Partition.even(plan.training.model.counted, own.pipeline).layers),
             nodes=own_nodes,
         )
-        for own, own_nodes in zip(parallel.own_plans, nodes, strict=True)
+        for own, own_nodes, width in zip(parallel.own_plans, nodes, widths, strict=True)
     ]
 
 
@@ -107,8 +111,8 @@ def _alone(training: Training, first: int, end: int, meeting: Link[float]) -> Tr
 
 
 def _meeting(plan: PlacedTraining, width: int | None = None) -> Link[float]:
-    """Latency, and seconds for each byte of a rank's weights, until all islands have summed them; a replica has `width`
-    ranks, where islands differ.
+    """Latency, and seconds for each byte of a rank's weights, until all islands have summed them; where islands
+    differ, of a replica of `width` ranks.
 
     As many replicas of each island as the smallest has take a share each (`megatron_ext.engine.islands`); all ranks of
     a node that do so share its link, with all stages at once.
@@ -148,9 +152,19 @@ def _rings(plan: PlacedTraining, shares: int) -> list[Numbers]:
     parallel, islands = plan.training.parallel, plan.training.islands
     width = parallel.tensor_size
     node_of = [number for number, node in enumerate(plan.nodes) for _ in range(node.gpus)]
-    if parallel.own_plans:  # those of the first stages stand for all
+    if parallel.own_plans:
         parts = parallel.layout.parts
-        return [tuple(node_of[part.first + replica * part.tensors[0]] for part in parts) for replica in range(shares)]
+        every = [[(stage, tp) for stage, size in enumerate(part.tensors) for tp in range(size)] for part in parts]
+        most = max(map(len, every))
+        at = [
+            [(part, own[number * len(own) // most]) for part, own in zip(parts, every, strict=True)]
+            for number in range(most)
+        ]
+        return [
+            tuple(node_of[part.rank(stage, part.start + replica, tp)] for part, (stage, tp) in one)
+            for one in at
+            for replica in range(shares)
+        ]
     firsts = [sum(islands[:number]) * parallel.pipeline * width for number in range(len(islands))]
     return [
         tuple(

@@ -222,8 +222,9 @@ def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> st
 
 
 def folded(plan: Plan) -> str:
-    """Layers by stage, equal ones that follow each other once: `4*3 3*12 1`."""
-    return run_length_text([str(layers) for layers in plan.partition.layers], " ")
+    """Layers by stage, equal ones that follow each other once: `4*3 3*12 1`; by island where each has its own."""
+    cuts = [own.partition or () for own in plan.training.parallel.own_plans] or [plan.partition.layers]
+    return " / ".join(run_length_text([str(layers) for layers in cut], " ") for cut in cuts)
 
 
 def _broken(text: str, after: str) -> Cell:

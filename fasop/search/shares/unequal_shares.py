@@ -22,6 +22,7 @@ from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
 from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
 from fasop.search.space.choices import Choices
+from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas
@@ -198,9 +199,15 @@ def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, .
     return best
 
 
+def _fits(placed: PlacedTraining) -> bool:
+    return all(stage.memory_gib <= stage.limit_gib for stage in predict_plan(placed).stages)
+
+
 def plan_if_it_fits(placed: PlacedTraining, least: float) -> Plan | None:
     """Return the plan as a search shows it; None if it does not fit into memory with these shares."""
     predicted = predict_plan(placed)
+    if placed.training.parallel.own_plans and not all(map(_fits, by_island(placed))):
+        return None
     if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
         return None
     return Plan(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -100,35 +100,53 @@ def test_the_common_step_adds_the_time_of_its_bytes_once_in_so_many_iterations()
     assert seldom == pytest.approx(predict(alone).iteration_s, rel=1e-3)  # the slower room sums over its own links
 
 
+@pytest.mark.parametrize("cut", ["parallel.pipeline=1 parallel.data=4", "parallel.pipeline=2 parallel.data=2"])
+def test_plans_that_islands_have_of_their_own_cost_what_the_same_plan_of_all_does(cut: str) -> None:
+    words = [*CLUSTER, "model=tiny", *TRAIN, "parallel=single", *cut.split(), "parallel.global_batch_size=8"]
+    layers = "4" if "pipeline=1" in cut else "1-3"
+    halves = "2-2" if "data=4" in cut else "1-1"
+    words += [f"parallel.islands={halves}", "train.sync_every=2"]
+    once, each = (predict(compose([*words, f"parallel.partition={one}"])) for one in (layers, f"{layers}/{layers}"))
+    assert each.iteration_s == pytest.approx(once.iteration_s, rel=1e-6)
+
+
 def test_the_first_plan_is_near_the_best_of_all() -> None:
     searched = inputs("train.sync_every=20")
     found = island_plans(searched, 5, 1e9)
     first = found[0].training
     assert all(one.total <= other.total for one, other in pairwise(found))
-    best = min(predict_plan(plan).iteration_s for front in range(5) for plan in every_plan(searched, found[0], front))
+    best = min(predict_plan(plan).iteration_s for plan in every_plan(searched, found[0]))
     assert found[0].total <= 1.02 * best
     assert len(first.islands) == 2
 
 
-def every_plan(searched: Inputs, like: PlacedTraining, front: int) -> list[PlacedTraining]:
-    """One and two stages, with `front` layers on the first of these, and all shares of two or four replicas."""
-    plans = []
-    for pipeline, size in product((1, 2), (1, 2, 4)):
-        islands = (2 // pipeline,) * 2
+def every_plan(searched: Inputs, like: PlacedTraining) -> list[PlacedTraining]:
+    """One or two stages in each room of two GPUs, with all layers in them, and all shares of one or two replicas."""
+    plans, cuts = [], [(4,), *((front, 4 - front) for front in range(5))]
+    for layers, size in product(product(cuts, cuts), (1, 2, 4)):
+        islands = tuple(2 // len(cut) for cut in layers)
         count = 8 // size
-        layers = (4,) if pipeline == 1 else (front, 4 - front)
         for fast in range(1, count):
-            shares = [
-                n for part, number in ((fast, islands[0]), (count - fast, islands[1])) for n in _dealt(part, number)
-            ]
-            if min(shares) < 1:
+            parts = [_dealt(part, number) for part, number in zip((fast, count - fast), islands, strict=True)]
+            if min(map(min, parts)) < 1:
                 continue
+            plain = replace(
+                like.training.parallel, tensor=1, own_plans=(), micro_batch_size=size, partition=None, islands=None,
+                node_order=None,
+            )  # fmt: skip
+            own = tuple(
+                replace(
+                    plain, data=number, pipeline=len(cut), partition=cut, shares=tuple(part),
+                    global_batch_size=sum(part) * size,
+                )
+                for number, cut, part in zip(islands, layers, parts, strict=True)
+            )  # fmt: skip
             parallel = replace(
-                like.training.parallel, tensor=1, data=sum(islands), islands=islands, pipeline=pipeline,
-                micro_batch_size=size, shares=tuple(shares), partition=layers,
+                plain, data=sum(islands), pipeline=max(map(len, layers)), islands=islands, own_plans=own,
+                shares=tuple(chain(*parts)),
             )  # fmt: skip
             training = replace(like.training, parallel=parallel)
-            plans.append(PlacedTraining(training=training, partition=Partition(layers), nodes=like.nodes))
+            plans.append(PlacedTraining(training=training, partition=Partition(max(layers, key=len)), nodes=like.nodes))
     return plans
 
 
