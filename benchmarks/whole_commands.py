@@ -88,21 +88,18 @@ def fasop(checkout: Path) -> Iterator[list[Command]]:
         return Command(shown=f"python FASOP.py {words}", argv=argv, folder=checkout, environment=where)
 
     mixed = "search experiment=seed_a100x1_a10x7"
-    one = "parallel.schedule=one_f_one_b"
-    yield [tdpp(f"search experiment=seed_a10x8 {one}"), public("--type gpt2XL")]
+    one, alike = "parallel.schedule=one_f_one_b", "search experiment=seed_a10x8"
+    same = f"{one} leave_out=false by_stage=false"  # what the public tool searches
+    yield [tdpp(f"{alike} {same}"), tdpp(f"{alike} {one}"), public("--type gpt2XL")]
     yield [
-        tdpp(f"{mixed} {one} leave_out=false by_stage=false"),
+        tdpp(f"{mixed} {same}"),
         tdpp(f"{mixed} {one}"),
         tdpp(mixed),
         public("--type gpt2XL --heterogeneous"),
     ]
-    yield [
-        tdpp(
-            "search cluster=a100x1_a10x7 cluster.groups.gpu2.count=3 model=bert-large train.precision=fp16 "
-            f"parallel.global_batch_size=256 {one}"
-        ),
-        public("--type bert --heterogeneous"),
-    ]
+    bert = "search cluster=a100x1_a10x7 cluster.groups.gpu2.count=3 model=bert-large train.precision=fp16"
+    bert += " parallel.global_batch_size=256"
+    yield [tdpp(f"{bert} {same}"), tdpp(f"{bert} {one}"), public("--type bert --heterogeneous")]
 
 
 def iidp(checkout: Path) -> Iterator[list[Command]]:
