@@ -20,7 +20,7 @@ from fasop.search.space.candidates import Space
 PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
 LITTLE, MUCH = 40, 1000
-"""Work: a size that is built is 1. (One is about 0.05 CPU seconds.)"""
+"""Work: a size that is built is 1 for orders with the same sizes of nodes. (One is about 0.05 CPU seconds.)"""
 PASSES = 2**11
 """Parts times micro-batches: of a candidate with more, simulations take too long."""
 
@@ -44,7 +44,7 @@ def closer_least(
         bound, _, what, step = heapq.heappop(heap)
         progress(work / most)
         if isinstance(what, Space) and what.few:
-            work += 1
+            work += len(what.first)
             for group in what.built(step, what.first):
                 one = Bounded.of(group, bound)
                 for column in np.nonzero(one.proved < enough)[0]:
