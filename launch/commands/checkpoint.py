@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,9 +55,17 @@ def main(argv: Sequence[str]) -> int:
         raise LaunchError(f"--adapter: model.family={plan.model.family} has no adapters with --to {arguments.to}")
     try:
         if is_torch_dist(run.checkpoints):  # Megatron-LM's own
+            for flag, given in (("--checkpoint", arguments.checkpoint), ("--weights", arguments.weights)):
+                if given is not None:
+                    raise LaunchError(
+                        f"{flag} {given}: run {run.name} has checkpoints of Megatron-LM, of which the weights of the "
+                        "newest one are read; leave it out"
+                    )
             kind = WEIGHTS
             found = run.checkpoints
             convert(weights_at(run.checkpoints, plan.model), arguments.to, out)
+            if arguments.to != HUGGINGFACE:
+                print("(without the optimizer's state, of which Megatron-LM's is not read)", file=sys.stderr)
         else:
             checkpoint = checkpoint_of(run.path, arguments.checkpoint)
             found, kind = checkpoint.folder, kind_of(checkpoint, arguments.weights)

@@ -107,7 +107,9 @@ def test_a_launch_refuses_weights_of_another_model(
     assert message in run.errors()[0]["message"]
 
 
-def test_a_run_of_megatron_lm_is_converted(run: EngineRun, saved: Path, tmp_path: Path) -> None:
+def test_a_run_of_megatron_lm_is_converted(
+    run: EngineRun, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its `checkpoints` is what Megatron-LM saved: a folder for each iteration, and the file that names the newest."""
     theirs = tmp_path / "theirs"
     shutil.copytree(run.run.path, theirs)
@@ -118,6 +120,10 @@ def test_a_run_of_megatron_lm_is_converted(run: EngineRun, saved: Path, tmp_path
     (theirs / "plan.json").write_text(json.dumps({**plan, "engine": "megatron_lm"}))
     for to in ("tdpp", "huggingface"):
         assert cli.main(["checkpoint", "convert", str(theirs), str(tmp_path / to), "--to", to]) == 0
+        assert ("without the optimizer's state" in capsys.readouterr().err) == (to == "tdpp")
+    words = ["checkpoint", "convert", str(theirs), str(tmp_path / "other"), "--to", "tdpp"]
+    assert cli.main([*words, "--checkpoint", "iter_0000001"]) == 1
+    assert "--checkpoint iter_0000001: run" in capsys.readouterr().err
     expected = Checkpoint.at(run.run.path)
     found = {
         "tdpp": lambda part: weights_of(Checkpoint.at(tmp_path / "tdpp"), part, "weights"),
