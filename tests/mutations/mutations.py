@@ -143,8 +143,8 @@ SEARCH = (
     ),
     Mutation(
         _PARETO,
-        "taken(plan) < taken(kept[-1])",
-        "taken(plan) > taken(kept[-1])",
+        "one[1] < kept[-1][1]",
+        "one[1] > kept[-1][1]",
         _SEARCHED + "test_pareto.py::test_a_front_is_what_looking_at_every_plan_finds",
     ),
     Mutation(_EXACT, "(column)) < self.seconds:", "(column)) > self.seconds:", _PROVED),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def _rank_parameters(training: Training) -> int:
 def test_a_plan_with_tensor_groups_is_launched_as_the_search_predicts_it(tmp_path: Path) -> None:
     plan = best_plans(searched(tmp_path, "parallel.tensor=2", "parallel.pipeline=2"), Arguments(top=1)).plans[0]
     assert (plan.training.parallel.tensor, plan.training.parallel.pipeline) == (2, 2)
-    chosen = vars(plan.training.parallel.configured())
+    chosen = asdict(plan.training.parallel.configured())
     text = {key: "null" if value is None else str(value).lower() for key, value in chosen.items()}
     experiment = compose(words(tmp_path, *(f"parallel.{key}={value}" for key, value in text.items())))
     assert check_model(experiment) == []
@@ -238,7 +238,7 @@ def test_a_search_predicts_adapters_as_a_launch_of_its_plan(tmp_path: Path) -> N
     every, plan = (best_plans(searched(tmp_path, *given, *more), Arguments(top=1)).plans[0] for more in ((), LORA))
     text = {
         key: "null" if value is None else str(value).lower()
-        for key, value in vars(plan.training.parallel.configured()).items()
+        for key, value in asdict(plan.training.parallel.configured()).items()
     }
     layout = {**text, "partition": "-".join(map(str, plan.partition.layers))}
     chosen = [f"parallel.{key}={value}" for key, value in layout.items()]

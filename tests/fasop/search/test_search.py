@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -453,7 +453,7 @@ def test_a_plan_is_read_as_it_was_written_whatever_its_nodes_are_called() -> Non
         read = yaml.safe_load(plan_yaml(named, "tdpp search 'name=a\ntensor: 7'"))
         unset = {"schedule_file", "expert", "context", "islands", "shares", "replicas", "streams", "depth", "zero"}
         unset |= {"semantics", "update_every"}
-        assert read == {key: value for key, value in vars(named.parallel).items() if key not in unset}
+        assert read == {key: value for key, value in asdict(named.parallel).items() if key not in unset}
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,9 @@ from tests.megatron_ext.engine.executor.test_executor_soak import (
 )
 from tests.support.megatron_ext.engine_run import EngineRun
 
-GROUPS = Groups(None, None, None, "forward", "backward", "forward wrap", "backward wrap")  # type: ignore[arg-type]
+GROUPS = Groups(
+    **{name: name.replace("_", " ") for name in ("forward", "backward", "forward_wrap", "backward_wrap")},  # type: ignore[arg-type]
+)
 SCHEDULES = {
     f"{name}, {stages} stages of {chunks}, {micro_batches} micro-batches": (name, stages, chunks, micro_batches)
     for name, chunk_counts in (("gpipe", [1]), ("one_f_one_b", [1]), ("zb_h1", [1]), ("interleaved", [2, 3]))
