@@ -100,7 +100,7 @@ def _queue_bound(pipelines: Pipelines, chains: _Chains, layers: int | Floats) ->
     if not cuts:
         return np.zeros(len(pipelines))
     ahead = pipelines.occupied[:cuts]
-    back = ahead if pipelines.back is None else np.minimum(pipelines.back.busy, pipelines.back.hop)[:cuts]
+    back = ahead if pipelines.back is None else pipelines.back.messages(None)[1][:cuts]
     busiest = np.maximum(ahead, back).max(axis=0)
     if chunks > 1:
         return np.asarray(2 * pipelines.mean_hop[:cuts].sum(axis=0) + (chunks * count - 1) * busiest)

@@ -77,8 +77,12 @@ class Layout:
     def rank(self, stage: int, dp: int, tp: int) -> int:
         """The rank of a place."""
         if self.parts:
-            return next(part for part in reversed(self.parts) if dp >= part.start).rank(stage, dp, tp)
+            return self.part_of(dp).rank(stage, dp, tp)
         return self._firsts[stage] + (dp - self.start) * self.tensors[stage] + tp
+
+    def part_of(self, dp: int) -> Layout:
+        """The one of the `parts` that has this replica."""
+        return next(part for part in reversed(self.parts) if dp >= part.start)
 
     def dps(self, stage: int) -> range:
         """The numbers of a stage's replicas."""

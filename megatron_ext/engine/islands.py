@@ -112,7 +112,7 @@ class Parts:
             block, inner = places[name]
             if name == f"{block}.{inner}":  # not a copy of another stage's parameter
                 self._names.setdefault(stages[block], []).append(name)
-        own = plan.layout.parts.index(next(part for part in reversed(layouts) if place.dp >= part.start))
+        own = layouts.index(plan.layout.part_of(place.dp))
         self._cuts: Dict[Tuple[int, ...], Tuple[int, int]] = {}
         """How many parts each of this rank's matrices has, and the number of the first."""
         for held in self._names:

@@ -24,7 +24,7 @@ from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, si
 from fasop.search.space.choices import Choices
 from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import Nodes, times_on
-from fasop.simulation.predict import predict_plan
+from fasop.simulation.predict import Prediction, predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, Shared, best_shares
 from megatron_ext.contract.parallel_config import GATHERED
@@ -199,16 +199,16 @@ def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, .
     return best
 
 
-def _fits(placed: PlacedTraining) -> bool:
-    return all(stage.memory_gib <= stage.limit_gib for stage in predict_plan(placed).stages)
+def _fits(predicted: Prediction) -> bool:
+    return all(stage.memory_gib <= stage.limit_gib for stage in predicted.stages)
 
 
 def plan_if_it_fits(placed: PlacedTraining, least: float) -> Plan | None:
     """Return the plan as a search shows it; None if it does not fit into memory with these shares."""
     predicted = predict_plan(placed)
-    if placed.training.parallel.own_plans and not all(map(_fits, by_island(placed))):
+    if not _fits(predicted):
         return None
-    if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
+    if placed.training.parallel.own_plans and not all(_fits(predict_plan(own)) for own in by_island(placed)):
         return None
     return Plan(
         training=placed.training,
