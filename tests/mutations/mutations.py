@@ -125,8 +125,8 @@ JUDGE = (
 SEARCH = (
     Mutation(
         _ORDERS,
-        "math.log10(most + 0.5)",
-        "math.log10(2 * most)",
+        "math.log10(orders + 0.5)",
+        "math.log10(2 * orders)",
         _SEARCHED + "test_orders.py::test_every_order_comes_once",
     ),
     Mutation(
