@@ -271,6 +271,9 @@ class RunDir(RunFiles):
     def node_gpu(self, node: str) -> Path:
         return self.nodes / f"{node}.gpu"
 
+    def node_energy(self, node: str) -> Path:
+        return self.nodes / f"{node}.energy.json"
+
     def node_state(self, node: str) -> Path:
         return self.nodes / f"{node}.json"
 

@@ -1,7 +1,7 @@
-"""python -m launch.machine.gpu_sampler FILE SECONDS: writes every so many seconds what this machine's GPUs do.
+"""python -m launch.machine.gpu_sampler RUN NODE SECONDS: writes every so many seconds what this machine's GPUs do.
 
 A process of its own, one for each node of a run: a driver that is sick may hold whoever asks it for minutes, or for
-ever, and no signal helps then. Nobody waits for this process, and nothing but its file depends on it. It ends with
+ever, and no signal helps then. Nobody waits for this process, and nothing but its files depends on it. It ends with
 its parent, or when there is no GPU. Its environment says which GPUs are the run's (CUDA_VISIBLE_DEVICES) and which
 processes (TDPP_RUN_TOKEN).
 """
@@ -19,9 +19,11 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from conf.errors import RunFolderError
+from conf.run_folder.gpu_energy import Meter, read_energy
 from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble, entry_text
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
@@ -29,6 +31,7 @@ from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.gpus import GpuHealth, Gpus, visible
 from launch.machine.provenance import path_of_agents
+from megatron_ext.contract.files import write_json
 from megatron_ext.contract.worker import TOKEN
 
 MAX_BYTES = 32 * 2**20
@@ -53,7 +56,7 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
     own["PYTHONPATH"] = path_of_agents()
     with appended(run.node_err(node)) as err:
         sampler = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.machine.gpu_sampler", str(run.node_gpu(node)), str(interval_s)],
+            [sys.executable, "-P", "-m", "launch.machine.gpu_sampler", str(run.path), node, str(interval_s)],
             env=own,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -72,13 +75,13 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
 
 
 def main(argv: Sequence[str]) -> int:
-    sample(Path(argv[0]), int(argv[1]), os.environ.get(DEVICES), os.environ[TOKEN])
+    sample(RunDir(Path(argv[0])), argv[1], int(argv[2]), os.environ.get(DEVICES), os.environ[TOKEN])
     return 0
 
 
-def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None:
+def sample(run: RunDir, node: str, interval_s: int, devices: str | None, token: str) -> None:
     """Appends a reading every `interval_s`; returns when there is no GPU to read."""
-    host = socket.gethostname()
+    host, path = socket.gethostname(), run.node_gpu(node)
     late = GpuTrouble(unix=int(time.time() + LATE_S), text=f"{host}: the GPU driver has not answered for {LATE_S:g} s")
     timer = threading.Timer(LATE_S, append, (path, late))
     timer.start()
@@ -94,18 +97,28 @@ def sample(path: Path, interval_s: int, devices: str | None, token: str) -> None
         what = f"{unmatched} is not a GPU of this node" if unmatched else "it hides every GPU"
         append(path, GpuTrouble(unix=int(time.time()), text=f"{DEVICES}={devices} on {host}: {what}"))
     number, due = 1, time.monotonic()
-    log, known = KernelLog(), set[str]()
+    log, known, meter = KernelLog(), set[str](), _meter(run.node_energy(node))
     while gpus:
         reading = take(source, devices, token, host, number, interval_s)
+        meter.add(reading)
         new = [text for text in _faults(source, reading.gpus, log, devices) if text not in known]
         known.update(new)
         with suppress(OSError):  # a full disk: a gap in the file, not the end of the sampling
             for text in new:
                 append(path, GpuTrouble(unix=reading.unix, text=text))
             append(path, reading)
+            write_json(run.node_energy(node), {"gpus": [asdict(gpu) for gpu in meter.gpus]})
         number += 1
         due = max(due + interval_s, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _meter(path: Path) -> Meter:
+    """Returns the sums of earlier starts, to go on with; without those of a file that is damaged."""
+    try:
+        return Meter(read_energy(path))
+    except (FileNotFoundError, RunFolderError):
+        return Meter()
 
 
 def take(source: Gpus, devices: str | None, token: str, host: str, number: int, interval_s: int) -> GpuReading:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from conf.errors import RunFolderError
+from conf.run_folder.gpu_energy import GpuEnergy, Meter, read_energy
 from conf.run_folder.gpu_lines import WAYS_OUT, GpuReading, GpuSample, GpuTrouble, entries
 from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
@@ -38,11 +39,9 @@ class GpuReport:
     course: pd.DataFrame
     """Over hours since the first reading that was looked at: `utilisation`, percent, the mean over all GPUs, and
     `power_w`, their sum. Empty where readings have no times."""
-    energy: pd.DataFrame
-    """For each GPU, by `node` and `place` among those of its node, the `kwh` of the `hours` in which it told its power,
-    since the first reading that was looked at. A GPU that is read for two nodes of a run counts for the first. Where
-    its driver counts energy, `counted_kwh` is that count between readings, and `beside_kwh` what the power makes of the
-    same time; else both are 0."""
+    energy: Mapping[str, Sequence[GpuEnergy]]
+    """What the GPUs of each node took in each start: in the whole run where it kept the sums, else over the readings
+    that were looked at."""
     shared: Mapping[str, Sequence[int]]
     """The GPUs of each node on which other processes computed beside those of the run."""
     throttled: Mapping[tuple[str, int], Mapping[str, float]]
@@ -54,7 +53,18 @@ class GpuReport:
 
 def read_gpus(run: RunDir, record: Record) -> GpuReport | None:
     """None for a run whose GPUs were not sampled."""
-    return read_files({node.name: run.node_gpu(node.name) for node in record.plan.nodes})
+    found = read_files({node.name: run.node_gpu(node.name) for node in record.plan.nodes})
+    if found is None:
+        return None
+    energy, unread = dict(found.energy), list[str]()
+    for path in sorted(run.nodes.glob(run.node_energy("*").name)):  # an elastic run's lost nodes have theirs
+        try:
+            energy[path.name.removesuffix(run.node_energy("").name)] = read_energy(path)
+        except FileNotFoundError:
+            continue
+        except RunFolderError as error:
+            unread.append(str(error))
+    return replace(found, energy=energy, troubles=[*found.troubles, *unread])
 
 
 def read_files(paths: Mapping[str, Path]) -> GpuReport | None:
@@ -76,12 +86,13 @@ def read_files(paths: Mapping[str, Path]) -> GpuReport | None:
 
 def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     """Sums up what the nodes' files hold, which may begin anywhere."""
-    rows, troubles, shared = [], dict[str, list[str]](), dict[str, set[int]]()
+    rows, troubles, shared, meters = [], dict[str, list[str]](), dict[str, set[int]](), dict[str, Meter]()
     for node, text in texts.items():
         for one in entries(text) or readings(text):
             if isinstance(one, GpuTrouble):
                 troubles.setdefault(one.text, []).append(node)
                 continue
+            meters.setdefault(node, Meter()).add(one)
             for place, gpu in enumerate(one.gpus):
                 ours = any(process.ours for process in gpu.processes or ())
                 if ours and any(process.ours is False for process in gpu.processes or ()):
@@ -92,7 +103,7 @@ def gpu_report(texts: Mapping[str, str]) -> GpuReport:
     return GpuReport(
         uses=_uses(samples),
         course=_course(samples),
-        energy=_energy(samples),
+        energy={node: meter.gpus for node, meter in meters.items()},
         throttled=_throttled(samples),
         shared={node: sorted(numbers) for node, numbers in shared.items()},
         troubles=[f"{', '.join(dict.fromkeys(nodes))}: {text}" for text, nodes in troubles.items()],
@@ -140,29 +151,6 @@ def _course(samples: pd.DataFrame, most: int = 200) -> pd.DataFrame:
     by_hours = usual.groupby("hours")
     power_w = by_hours["power_w"].agg(lambda watts: watts.sum(skipna=False))
     return pd.DataFrame({"utilisation": by_hours["utilisation"].mean(), "power_w": power_w})
-
-
-LONGEST = 2
-"""A reading stands for the time to the next one, at most so many intervals: in a gap nobody knows."""
-
-
-def _energy(samples: pd.DataFrame) -> pd.DataFrame:
-    timed = samples.assign(
-        unix=[one.unix for one in samples["reading"]], interval_s=[one.interval_s for one in samples["reading"]]
-    )
-    timed = timed[(timed["interval_s"] > 0) & timed["power_w"].notna()]
-    first = timed.groupby("uuid")["node"].transform("first")
-    timed = timed[timed["node"] == first].sort_values("unix", kind="stable")
-    later = timed.groupby("uuid")["unix"].shift(-1)
-    lasts = (later - timed["unix"]).clip(upper=LONGEST * timed["interval_s"]).fillna(timed["interval_s"])
-    kwh = timed["power_w"] * lasts / 3.6e6
-    counted = (timed.groupby("uuid")["energy_j"].shift(-1) - timed["energy_j"]) / 3.6e6
-    known = (counted >= 0) & (later - timed["unix"] <= lasts)  # a driver that is loaded again counts from 0
-    each = timed.assign(
-        kwh=kwh, hours=lasts / 3600, counted_kwh=counted.where(known, 0.0), beside_kwh=kwh.where(known, 0.0)
-    )
-    sums = ["kwh", "hours", "counted_kwh", "beside_kwh"]
-    return each.groupby(["node", "place"], sort=False)[sums].sum().reset_index()
 
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\([A-Z]|[=>])")

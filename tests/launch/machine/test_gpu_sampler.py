@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.run_folder.gpu_energy import read_energy
 from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuTrouble, entries, entry_text
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
@@ -99,6 +100,27 @@ def test_only_the_gpus_of_the_run_are_read(machine: Machine, run: RunDir, enviro
     assert [gpu.index for gpu in reading.gpus] == [2, 1]
 
 
+def test_what_gpus_take_is_summed_over_all_starts_and_outlives_the_readings(
+    machine: Machine, run: RunDir, environment: dict[str, str]
+) -> None:
+    machine.nvml(nvml_gpu(0, power=360_000, energy=5_000_000))
+    run.node_energy("a-0").write_text("cut o")
+    for _ in range(2):
+        before = len(told(run))
+        with gpu_sampling(run, "a-0", 1, environment):
+            wait_for(lambda before=before: len(told(run)) >= before + 3)
+        kept = run.node_energy("a-0").read_text()
+        run.node_gpu("a-0").replace(run.node_gpu("a-0").with_name("a-0.gpu.1"))
+        assert run.node_energy("a-0").read_text() == kept
+    one, other = read_energy(run.node_energy("a-0"))
+    for energy in (one, other):
+        assert (energy.uuid, energy.place) == (uuid(0), 0)
+        assert energy.kwh == pytest.approx(energy.hours * 0.36)
+        assert energy.hours * 3600 >= 3
+        assert (energy.counted_kwh, energy.beside_kwh) == (0, pytest.approx(energy.kwh - 0.36 / 3600))
+    assert one.end_unix <= other.begin_unix
+
+
 def test_hidden_gpus_are_told_and_not_read(machine: Machine, run: RunDir, environment: dict[str, str]) -> None:
     machine.nvml(nvml_gpu(0))
     with gpu_sampling(run, "a-0", 1, environment | {"CUDA_VISIBLE_DEVICES": ""}):
@@ -159,7 +181,7 @@ def test_a_driver_that_never_answered_is_told(machine: Machine, run: RunDir, mon
 
     monkeypatch.setattr(gpu_sampler, "LATE_S", 0.1)
     monkeypatch.setattr(gpu_sampler, "Gpus", slow)
-    sample(run.node_gpu("a-0"), 1, None, "token")
+    sample(run, "a-0", 1, None, "token")
     assert [entry.text for entry in told(run) if isinstance(entry, GpuTrouble)] == [
         f"{HOST}: the GPU driver has not answered for 0.1 s",
         "no GPU after all",

@@ -59,6 +59,27 @@ def test_a_gpu_that_two_nodes_read_counts_once() -> None:
     assert both == alone
 
 
+def test_hosts_that_change_their_nodes_between_starts_count_in_both() -> None:
+    """In the first start node 0 ran on host a, in the second on host b."""
+    one, other = (node.name for node in PLAN.nodes[:2])
+    first, second = [0, 10, 20], [1000, 1010, 1020]
+    found = energy(
+        {
+            one: readings("a", first, 360) + readings("b", second, 180),
+            other: readings("b", first, 180) + readings("a", second, 360),
+        }
+    )
+    assert found is not None
+    assert found.kwh == pytest.approx(2 * (360 + 180) * 30 / 3.6e6)
+    assert (found.gpus, found.watts) == (2, pytest.approx(540))
+
+
+def test_a_clock_that_is_set_back_takes_nothing_away() -> None:
+    found = energy({PLAN.nodes[0].name: readings("a", [0, 10, 20, 5, 15], 360)})
+    assert found is not None
+    assert found.kwh == pytest.approx(360 * (10 + 10 + 0 + 10 + 10) / 3.6e6)
+
+
 def test_the_counters_are_compared_over_the_time_that_both_know() -> None:
     """Of a gap nobody knows the power, and a driver that is loaded again counts from 0."""
     counts = {0: 1000, 10: 4960, 20: 8920, 500: 100_000, 510: 100, 520: 4060}
@@ -67,12 +88,12 @@ def test_the_counters_are_compared_over_the_time_that_both_know() -> None:
             GpuReading(
                 unix=1_760_000_000 + at,
                 host="h",
-                number=1,
+                number=n,
                 interval_s=10,
                 gpus=(replace(GPU, uuid="GPU-0", power_w=360, energy_j=j),),
             )
         )
-        for at, j in counts.items()
+        for n, (at, j) in enumerate(counts.items(), 1)
     )
     found = energy({PLAN.nodes[0].name: text})
     assert found is not None
