@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model, check_code
-from conf.schema.parallel import AUTO
+from conf.schema.values.streams import AUTO
 from conf.torch_answers import run
 from megatron_ext.contract.files import digest_of_file, why
 from megatron_ext.contract.models.hf_config import config_file

@@ -25,6 +25,7 @@ from conf.schema.profile import Notify, Profile, Tracker
 from conf.schema.rules import adaptation, execution, islands, placement, training
 from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
+from conf.schema.values.islands import naming
 from conf.schema.values.partition import NodeOrder, Partition
 from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import Range, from_0, option
@@ -119,16 +120,17 @@ class Experiment:
         if self.sweep_metric is not None:
             execution.check_metric(self.sweep_metric, self.dry_run, self.train)
         execution.check_jobs(self.max_jobs, self.executor)
-        for parallel, partition in self.by_island:
-            placement.check_partition(partition, parallel, self.model)
+        for island, (parallel, partition) in enumerate(self.by_island):
+            with naming(island if self.parallel.own_plans else None):
+                placement.check_partition(partition, parallel, self.model)
         order = self.node_order
         placement.check_nodes(order, self.cluster, self.executor)
         ranks = self.ranks_per_node()
         placement.check_ranks(self.parallel, order, self.cluster, self.executor, ranks, self._keeps_rules)
         training.check_measured(self.model, self.parallel, self.engine, self.executor)
-        training.check_recompute(self.model, self.parallel, self.partition.layers)
+        training.check_recompute(self.model, self.parallel, self.layers_by_stage)
         training.check_offload(self.parallel, self.train)
-        training.check_zero(self.parallel, self.train, self.adapt, self.elastic)
+        training.check_zero(self.parallel, self.adapt, self.elastic)
         training.check_images(self.model, self.data, self.parallel)
         training.check_bucketing(self.model, self.data)
         training.check_adapters(self.model, self.train)
@@ -203,6 +205,15 @@ class Experiment:
                 else Partition.parse(own.partition),
             )
             for own in self.parallel.own_plans or (self.parallel,)
+        ]
+
+    @property
+    def layers_by_stage(self) -> list[int]:
+        """Layers of each stage, in all its chunks; of islands with their own plans, one island after another."""
+        return [
+            sum(partition.layers[stage :: parallel.pipeline])
+            for parallel, partition in self.by_island
+            for stage in range(parallel.pipeline)
         ]
 
     @property

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 from conf.errors import ConfigError
 from conf.schema.values import ranges, streams
-from conf.schema.values.partition import Partition, Shares, numbers_in, run_length_text, stages_in
+from conf.schema.values.islands import BY_ISLAND, check_with_own_plans, own_plans
+from conf.schema.values.partition import Shares, numbers_in, run_length_text, stages_in
 from conf.schema.values.ranges import config
-from conf.schema.values.streams import check_depth, depth_in
+from conf.schema.values.streams import AUTO, check_depth, depth_in
 from conf.visible import plural
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of, shown
@@ -30,10 +30,6 @@ from megatron_ext.contract.schedule.streams import Stream
 ZERO, WORD = "[0-3]", "[a-z]+"
 """What a value of `zero` and one of `offload` are, as regular expressions."""
 ONE_OR_BY_STAGE = "{}, or one of them for each stage joined by dashes, with *N for a run of N stages, such as {}"
-BY_ISLAND = "/"
-"""Between the values of islands with plans of their own."""
-AUTO = "auto"
-"""In the place of a value that the least predicted time of an iteration is to choose."""
 
 
 @config
@@ -48,9 +44,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         ranges.check("parallel", self)
         _check_auto(self)
         _check_context(self)
-        if self.own_plans:  # each of which is checked by itself
-            _check_own_plans(self)
-        else:
+        if not self.own_plans:  # each of which is checked by itself
             _check_by_stage(self)
         _check_islands(self)
         if not self.undecided:
@@ -92,7 +86,12 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     @cached_property
     def own_plans(self) -> tuple[Parallel, ...]:
         """The plan of each island by itself, where tensor sizes or layers are written island by island."""
-        return tuple(_own_plans(self)) if BY_ISLAND in f"{self.tensor}{self.partition}" else ()
+        if BY_ISLAND not in f"{self.tensor}{self.partition}":
+            return ()
+        check_with_own_plans(partial(getattr, self))
+        _check_islands(self)
+        _check_shares(self)
+        return own_plans(self, self.islands_of)
 
     @property
     def layout(self) -> Layout:
@@ -319,75 +318,10 @@ def _check_islands(parallel: Parallel) -> None:
         )
 
 
-def _own_plans(parallel: Parallel) -> Iterator[Parallel]:
-    """Yield the plan of each island, with its part of the batch."""
-    _check_islands(parallel)
-    by_island = "parallel.tensor or parallel.partition by island"
-    for key, only in (("chunks", 1), ("schedule_file", None), ("replicas", None), ("streams", None)):
-        if getattr(parallel, key) != only:
-            raise ConfigError(
-                f"parallel.{key}={getattr(parallel, key)} cannot be combined with {by_island}; use "
-                f"parallel.{key}={shown(only)}, or the same plan for all islands"
-            )
-    if parallel.undecided:
-        raise ConfigError(
-            f"parallel.{parallel.undecided[0]}=auto cannot be combined with {by_island}; give a value, such as that of "
-            "tdpp search, or the same plan for all islands"
-        )
-    sizes, given = parallel.islands_of, dict[str, list[str]]()
-    for key in ("tensor", "partition"):
-        value = getattr(parallel, key)
-        texts = ("" if value is None else str(value)).split(BY_ISLAND)
-        if len(texts) not in (1, len(sizes)):
-            raise ConfigError(
-                f"parallel.{key}={value} is for {plural(len(texts), 'island')}, but there are {len(sizes)}: "
-                f"parallel.islands={parallel.islands or run_length_text(sizes, '-')}; give one for each, joined by "
-                f"{BY_ISLAND}"
-            )
-        given[key] = texts * (len(sizes) if len(texts) == 1 else 1)
-    for key in ("recompute", "offload", "zero"):
-        if "-" in str(getattr(parallel, key)):
-            raise ConfigError(
-                f"parallel.{key}={getattr(parallel, key)} is by stage, but islands with plans of their own have the "
-                f"same {key} in all stages; use one of them, or the same parallel.tensor and parallel.partition for all"
-            )
-    shares = Shares.parse(parallel.shares).numbers if parallel.shares not in (None, AUTO) else (1,) * sum(sizes)
-    count = parallel.global_batch_size // parallel.micro_batch_size // sum(shares)
-    for number, size in enumerate(sizes):
-        tensor, partition = given["tensor"][number], given["partition"][number]
-        own, first = parallel.pipeline, sum(sizes[:number])
-        if partition:
-            try:
-                own = len(Partition.parse(partition).layers)
-            except ConfigError as error:
-                raise ConfigError(f"parallel.partition={parallel.partition}, island {number}: {error}") from None
-        taken = shares[first : first + size]
-        yield replace(
-            parallel,
-            tensor=int(tensor) if tensor.isdecimal() else tensor,
-            pipeline=own,
-            partition=partition or None,
-            data=size,
-            islands=None,
-            shares=str(Shares(taken)) if len({*taken}) > 1 else None,
-            global_batch_size=max(1, count) * sum(taken) * parallel.micro_batch_size,
-        )
-
-
-def _check_own_plans(parallel: Parallel) -> None:
-    """Whether `pipeline` is what islands with plans of their own have at most."""
-    stages = max(own.pipeline for own in parallel.own_plans)
-    if parallel.pipeline != stages:
-        raise ConfigError(
-            f"parallel.pipeline={parallel.pipeline}, but the islands of parallel.partition={parallel.partition} have "
-            f"up to {plural(stages, 'stage')}; use parallel.pipeline={stages}"
-        )
-
-
 def _check_shares(parallel: Parallel) -> None:
     if parallel.shares is None:
         return
-    shares, data = Shares.parse(parallel.shares), parallel.layout.replicas[0]
+    shares, data = Shares.parse(parallel.shares), parallel.first_replicas
     if len(shares.numbers) != data:
         count = len(shares.numbers)
         if parallel.replicas is not None:

@@ -38,10 +38,10 @@ from megatron_ext.contract.parallel_config import (
     SCATTERED,
     Recompute,
     Shards,
-    broken_by_offload,
     of_any_stage,
 )
 from megatron_ext.contract.rules.islands import WHY_NOT
+from megatron_ext.contract.rules.memory import broken_by_offload
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.context=1"),

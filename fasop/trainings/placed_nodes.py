@@ -8,8 +8,9 @@ from math import gcd
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
-from conf.schema.parallel import AUTO, Parallel
+from conf.schema.parallel import Parallel
 from conf.schema.values.partition import NodeOrder, Shares, run_length_text
+from conf.schema.values.streams import AUTO
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.costs.parallelism import Parallelism

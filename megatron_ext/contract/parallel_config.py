@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, ClassVar, Dict, Iterable, Iterator, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, Iterable, Iterator, List, Optional, Tuple, Union
 
 from megatron_ext.contract.keys import Get, Range, Word, option, shown
 from megatron_ext.contract.schedule.schedules import DEFAULT, OF_ANY_COUNT, SCHEDULES, PipelineSchedule
 from megatron_ext.contract.schedule.streams import Semantics
-from megatron_ext.contract.train_config import LAMB
 
 if TYPE_CHECKING:
     OneOrMany = Union[int, str]
@@ -362,122 +361,3 @@ def broken_by_stream(get: Get, prefix: str) -> Iterator[str]:
                 f"{prefix}{key}={shown(value)} cannot be combined with {prefix}schedule=pipedream, where {why}; use "
                 f"{prefix}{key}={shown(allowed)}, or another schedule"
             )
-
-
-def broken_by_offload(get: Get, of_train: Get, prefix: str) -> Iterator[str]:
-    """Every rule broken by what a rank keeps in its host's memory; `of_train` gives keys of the training."""
-    text = get("offload", None) or Offload.none
-    offload = Offload.together(map(Offload, of_any_stage(text)))
-    optimizer, sync_every = of_train("optimizer", None), of_train("sync_every", None)
-    recompute = Recompute(get("recompute", Recompute.none))
-    offloads = get("offloads", None) or [offload] * len(recompute.stages)
-    pairs = zip(offloads, recompute.stages if len(recompute.stages) > 1 else [recompute] * len(offloads))
-    if any(Offload(kept).takes_activations and way != Recompute.none for kept, way in pairs):
-        yield (
-            f"{prefix}offload={text} cannot be combined with {prefix}recompute={recompute}: what a layer keeps is "
-            f"in the host's memory, or is computed again; use {prefix}recompute=none, or {prefix}offload="
-            + ("optimizer" if offload.takes_optimizer else "none")
-        )
-    if offload.takes_activations and get("streams", None) is not None:
-        yield (
-            f"{prefix}offload={text} cannot be combined with {prefix}streams={shown(get('streams', None))}, whose "
-            f"copies of the model pass beside each other; use {prefix}streams=null, or {prefix}offload=none"
-        )
-    if offload.takes_optimizer and sync_every is not None:
-        yield (
-            f"{prefix}offload={text} cannot be combined with train.sync_every={sync_every}, for islands step a copy "
-            f"of all weights on the GPU; use {prefix}offload=none, or train.sync_every=null"
-        )
-    if offload.takes_optimizer and optimizer == LAMB:
-        yield (
-            f"{prefix}offload={text} cannot be combined with train.optimizer={LAMB}, whose updates need the norms "
-            f"of whole weight matrices; use {prefix}offload=none, or another optimizer"
-        )
-
-
-NOT_SCATTERED = {
-    "replicas": "replicas of unlike stages would wait for each other in every pass",
-    "schedule_file": "replicas wait for each other in backward passes, and only named schedules are known to end then",
-    "streams": "the gradients of all streams are added up first",
-    "adapt": "whole gradients tell how large a batch should be",
-    "elastic": "a GPU holds more when a node is lost",
-    "islands": "every replica keeps the optimizer's whole state, whatever the size of its island",
-}
-"""Why a key of plan.json does not go with gradients of which a replica keeps a share."""
-NOT_GATHERED = {
-    "shares": "replicas gather the weights of a block together, in as many passes each",
-    "hierarchical_stages": "weights are gathered over all replicas at once, and lie in another order then",
-}
-"""The same of weights."""
-
-
-NOT_UNEQUAL = {
-    "hierarchical_stages": "sums within nodes leave all ranks of a node as much",
-    "streams": "each of them takes memory of its own",
-    "adapt": "what passes leave of a GPU's memory changes with the batch",
-    "elastic": "what a GPU has room for changes when a node is lost",
-    "islands": "every replica keeps the optimizer's whole state",
-    "streaming": "each replica updates versions of its own",
-}
-"""Why a key of plan.json does not go with parts by memory."""
-
-
-def broken_by_shards(get: Get, prefix: str, shards: str, given: Callable[[str], str]) -> Iterator[str]:
-    """Every rule broken by parts of unlike size, which `shards` says with its key, as `given` does other keys."""
-    if not get("sharded_optimizer", False):
-        yield (
-            f"{shards} needs {prefix}zero of at least 1: without it every replica keeps all; use {prefix}zero=1, or "
-            f"{prefix}shards={Shards.equal}"
-        )
-    for key, why in NOT_UNEQUAL.items():
-        if get(key, None):
-            yield (
-                f"{shards} cannot be combined with {given(key)}, for {why}; use {prefix}shards={Shards.equal}, or "
-                "leave that out"
-            )
-
-
-NOT_BY_STAGE = {
-    "adapt": "gradients are compared where all ranks keep the same of them",
-    "elastic": "the stages may be others when a node is lost",
-    "schedule_file": "only the passes of named schedules are known stage by stage",
-}
-"""Why a key of plan.json does not go with what stages keep, or compute again, each in a way of its own."""
-
-
-def broken_by_stages(get: Get, prefix: str, by_stage: str, given: Callable[[str], str]) -> Iterator[str]:
-    """Every rule broken by `zero`, `offload` or `recompute` by stage, which `by_stage` says with its key, as `given`
-    does others."""
-    key = by_stage.partition("=")[0]
-    for other, why in NOT_BY_STAGE.items():
-        if get(other, None) and (other != "adapt" or not key.endswith("recompute")):
-            yield (
-                f"{by_stage} cannot be combined with {given(other)}, for {why}; use one {key} for all stages, or "
-                "leave that out"
-            )
-
-
-def broken_by_zero(get: Get, prefix: str, given: Callable[[str], str]) -> Iterator[str]:
-    """Every rule broken by what replicas keep a share of. `given` returns a key of plan.json with its value, as whoever
-    gave it knows it."""
-    zero = get("zero", None)
-    largest = largest_zero(zero)
-    if largest < SCATTERED:
-        return
-    for key, why in NOT_SCATTERED.items():
-        if get(key, None):
-            yield (
-                f"{prefix}zero={zero} cannot be combined with {given(key)}, for {why}; use {prefix}zero=1 or 0, or "
-                "leave that out"
-            )
-    for key, why in NOT_GATHERED.items() if largest >= GATHERED else ():
-        if get(key, None):
-            yield (
-                f"{prefix}zero={zero} cannot be combined with {given(key)}, for {why}; use {prefix}zero={SCATTERED}, "
-                "or leave that out"
-            )
-    if largest < GATHERED and get("chunks", 1) > 1 and get("shares", None) is not None:
-        yield (
-            f"{prefix}zero={zero} cannot be combined with both {given('chunks')} and {given('shares')}, for replicas "
-            f"then pass their chunks in unlike orders; use {prefix}zero=1, {prefix}chunks=1 or {prefix}shares=null"
-        )

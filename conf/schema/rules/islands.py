@@ -37,6 +37,7 @@ def check(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic, engi
     for rule, key, value, allowed in (
         ("streaming", "parallel.schedule", "pipedream" if streams else "one_f_one_b", "one_f_one_b"),
         ("replicas", "parallel.replicas", parallel.replicas, parallel.replicas if parallel.layout.even else None),
+        ("sharded_optimizer", "parallel.zero", parallel.zero, None),
         ("sharded_optimizer", "parallel.sharded_optimizer", parallel.sharded_optimizer, False),
         ("hierarchical_stages", "parallel.hierarchical_reduce", parallel.hierarchical_reduce, False),
         ("adapt", "adapt.rule", str(adapt.rule), "none"),
@@ -45,7 +46,7 @@ def check(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic, engi
         ("rehearsal", "executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
     ):
         if value != allowed:
-            same, off = (" (zero=1)", " (zero=0)") if rule == "sharded_optimizer" else ("", "")
+            same, off = (" (zero=1)", " (zero=0)") if value is True and rule == "sharded_optimizer" else ("", "")
             raise ConfigError(
                 f"{key}={shown(value)}{same} cannot be combined with {with_islands}: {WHY_NOT[rule]}; use "
                 f"{key}={shown(allowed)}{off}, or train.sync_every=null"

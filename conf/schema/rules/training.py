@@ -15,18 +15,13 @@ from conf.schema.data import Augment, Data
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
-from conf.schema.parallel import AUTO, Parallel
+from conf.schema.parallel import Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
+from conf.schema.values.streams import AUTO
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
-from megatron_ext.contract.parallel_config import (
-    Recompute,
-    Shards,
-    broken_by_offload,
-    broken_by_shards,
-    broken_by_stages,
-    broken_by_zero,
-)
+from megatron_ext.contract.parallel_config import Recompute, Shards
+from megatron_ext.contract.rules.memory import broken_by_offload, broken_by_shares
 
 
 def check(train: Train, model: Model, data: Data, executor: Executor) -> None:
@@ -123,15 +118,14 @@ def check_measured(model: Model, parallel: Parallel, engine: Engine, executor: E
 
 
 def check_recompute(model: Model, parallel: Parallel, layers: Sequence[int]) -> None:
-    """Whether the model, and the stages of so many `layers`, have what is to be computed again."""
+    """Whether the model, and the stages with so many `layers` each, have what is to be computed again."""
     if parallel.recompute is Recompute.selective and not model.attends:
         raise ConfigError(
             "parallel.recompute=selective recomputes attention, which tdpp does not find in "
             f"model.family={model.family}; use full or none"
         )
     ways = parallel.recompute.stages
-    held = [sum(layers[stage :: parallel.pipeline]) for stage in range(parallel.pipeline)]
-    for way, most in zip(ways, held if len(ways) > 1 else [max(held)], strict=True):
+    for way, most in zip(ways, layers if len(ways) > 1 else [max(layers)], strict=True):
         if (way.layers or 0) > most:
             has = f"that stage has {most}" if len(ways) > 1 else f"no stage has more than {most}"
             raise ConfigError(
@@ -146,8 +140,8 @@ def check_offload(parallel: Parallel, train: Train) -> None:
         raise ConfigError(broken)
 
 
-def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic) -> None:
-    """Whether replicas can keep the sums of a share of the gradients alone."""
+def check_zero(parallel: Parallel, adapt: Adapt, elastic: Elastic) -> None:
+    """Whether replicas can keep a share, and stages what each of them keeps or computes again."""
     given = {
         "zero": ("parallel.zero", parallel.zero),
         "replicas": ("parallel.replicas", None if parallel.layout.even else parallel.replicas),
@@ -157,26 +151,19 @@ def check_zero(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic)
         if adapt.rebalance
         else ("adapt.rule", str(adapt.rule) if adapt.on else None),
         "elastic": ("elastic.enabled", elastic.enabled),
-        "islands": ("train.sync_every", train.sync_every),
         "chunks": ("parallel.chunks", parallel.chunks),
         "shares": ("parallel.shares", parallel.shares),
         "hierarchical_stages": ("parallel.hierarchical_reduce", parallel.hierarchical_reduce),
         "streaming": ("parallel.schedule", None if parallel.stream is None else str(parallel.schedule)),
         "sharded_optimizer": ("parallel.sharded_optimizer", parallel.sharded_optimizer),
+        "shards": ("parallel.shards", None if parallel.shards is Shards.equal else parallel.shards),
+        "offload": ("parallel.offload", parallel.offload),
+        "recompute": ("parallel.recompute", parallel.recompute),
     }
     told = {key: f"{name}={shown(value)}" for key, (name, value) in given.items()}
-    for broken in broken_by_zero(lambda key, _: given[key][1], "parallel.", told.__getitem__):
-        raise ConfigError(broken)
-    by_key = {"zero": parallel.zeros, "offload": parallel.offloads, "recompute": parallel.recompute.stages}
-    for key, by_stage in by_key.items():
-        if len({*by_stage}) > 1:
-            text = f"parallel.{key}={getattr(parallel, key)}"
-            for broken in broken_by_stages(lambda key, _: given[key][1], "parallel.", text, told.__getitem__):
-                raise ConfigError(broken)
-    if parallel.shards is Shards.equal:
-        return
-    wrong = f"parallel.shards={parallel.shards}"
-    for broken in broken_by_shards(lambda key, _: given[key][1], "parallel.", wrong, told.__getitem__):
+    by_stage = {"zero": parallel.zeros, "offload": parallel.offloads, "recompute": parallel.recompute.stages}
+    keys = [key for key, values in by_stage.items() if len({*values}) > 1]
+    for broken in broken_by_shares(lambda key, _: given[key][1], "parallel.", told.__getitem__, keys):
         raise ConfigError(broken)
 
 

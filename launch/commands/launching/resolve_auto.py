@@ -16,8 +16,9 @@ from conf.errors import ConfigError, UsageError
 from conf.reading.own_folders import SUFFIX, own_folders
 from conf.reading.user_files import config_dirs
 from conf.schema.experiment import Experiment
-from conf.schema.parallel import AUTO, Parallel
+from conf.schema.parallel import Parallel
 from conf.schema.values.partition import Shares, run_length_text
+from conf.schema.values.streams import AUTO
 
 if TYPE_CHECKING:
     from fasop.search.shares.batch_division import BatchDivision

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from conf.reading.words import with_values
 from conf.schema.experiment import Cluster, ExecutorKind
-from conf.schema.parallel import AUTO
+from conf.schema.values.streams import AUTO
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments

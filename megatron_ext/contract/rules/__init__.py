@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megatron_ext.contract.plan_check import PlanFault, Rules, Values, fault
-from megatron_ext.contract.rules import batch, engine, islands, layout, rehearsal, training
+from megatron_ext.contract.rules import batch, engine, islands, layout, memory, rehearsal, training
 
 
 def check_rules(plan: Values) -> None:
@@ -12,7 +12,7 @@ def check_rules(plan: Values) -> None:
     Raises:
         PlanFault: a rule does not hold.
     """
-    for part in (batch, layout, islands, training, rehearsal, engine):
+    for part in (batch, memory, layout, islands, training, rehearsal, engine):
         _check_part(plan, part.RULES)
 
 

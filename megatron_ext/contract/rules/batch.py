@@ -6,14 +6,7 @@ from typing import Sequence
 
 from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.adaptive.rules import BatchRange
-from megatron_ext.contract.parallel_config import (
-    Offload,
-    Recompute,
-    broken_by_shards,
-    broken_by_stages,
-    broken_by_stream,
-    broken_by_zero,
-)
+from megatron_ext.contract.parallel_config import broken_by_stream
 from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values
 from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 from megatron_ext.contract.schedule.streams import PIPEDREAM
@@ -77,48 +70,6 @@ def _streaming(plan: Values) -> Faults:
     depth = streaming.get("depth")
     if depth is not None and len(depth) != plan["pipeline"]:
         yield "streaming.depth", depth, f"of pipeline={plan['pipeline']} numbers"
-
-
-def _zero(plan: Values) -> Faults:
-    for broken in broken_by_zero(plan.get, "", lambda key: f"{key}={plan.get(key)}"):
-        yield PlanFault(broken)
-    if plan.get("zero") is not None and not plan["sharded_optimizer"]:
-        yield "sharded_optimizer", plan["sharded_optimizer"], f"true with zero={plan['zero']}"
-
-
-def _by_stage(plan: Values) -> Faults:
-    zeros, offloads = plan.get("zeros"), plan.get("offloads")
-    for key, values in (("zeros", zeros), ("offloads", offloads)):
-        if values is None:
-            continue
-        if len(values) != plan["pipeline"]:
-            yield key, values, f"of pipeline={plan['pipeline']} values"
-        for broken in broken_by_stages(plan.get, "", f"{key}={values}", lambda key: f"{key}={plan.get(key)}"):
-            yield PlanFault(broken)
-    stages = len(Recompute(plan["recompute"]).stages)
-    if stages > 1:
-        if stages != plan["pipeline"]:
-            yield "recompute", plan["recompute"], f"one way, or pipeline={plan['pipeline']} of them"
-        told = f"recompute={plan['recompute']}"
-        for broken in broken_by_stages(plan.get, "", told, lambda key: f"{key}={plan.get(key)}"):
-            yield PlanFault(broken)
-    if zeros is not None:
-        largest = max(zeros, default=0)
-        if (plan.get("zero") or int(plan["sharded_optimizer"])) != largest:
-            yield "zeros", zeros, f"at most zero={plan.get('zero')}, which one of them is"
-    if offloads is not None and Offload.together(map(Offload, offloads)) != (plan.get("offload") or Offload.none):
-        yield "offloads", offloads, f"together offload={plan.get('offload')}"
-
-
-def _shards(plan: Values) -> Faults:
-    shards = plan.get("shards")
-    if shards is None:
-        return
-    for broken in broken_by_shards(plan.get, "", f"shards={shards}", lambda key: f"{key}={plan.get(key)}"):
-        yield PlanFault(broken)
-    replicas = plan.get("replicas") or [plan["data"]] * plan["pipeline"]
-    if [len(of_stage) for of_stage in shards] != replicas:
-        yield "shards", shards, "a list for each stage, with a number for each of its replicas"
 
 
 def _adapt(plan: Values) -> Faults:
@@ -204,7 +155,4 @@ RULES: Rules = [
     ((*GRID, "schedule", "schedule_file", "train"), _streaming),
     ((*GRID, "micro_batch_size", "global_batch_size", "schedule", "train"), _adapt),
     (("nodes", "pipeline", "tensor"), _elastic),
-    (("sharded_optimizer",), _zero),
-    (("pipeline", "sharded_optimizer", "recompute"), _by_stage),
-    ((*GRID, "sharded_optimizer"), _shards),
 ]

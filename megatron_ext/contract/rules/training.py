@@ -6,7 +6,6 @@ from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import IMAGES, Family, family_named
 from megatron_ext.contract.models.rules import broken_by_model
-from megatron_ext.contract.parallel_config import broken_by_offload
 from megatron_ext.contract.plan_check import Faults, PlanFault, Rules, Values
 from megatron_ext.contract.train_config import broken_by_training
 
@@ -43,8 +42,6 @@ def _model(plan: Values) -> Faults:
 def _train(plan: Values) -> Faults:
     train = plan["train"]
     for broken in broken_by_training(train.get):
-        yield PlanFault(broken)
-    for broken in broken_by_offload(plan.get, train.get, ""):
         yield PlanFault(broken)
     if train.get("epochs") is not None and train.get("samples") is None:
         yield "train.samples", None, f"a multiple of train.epochs={train['epochs']}"

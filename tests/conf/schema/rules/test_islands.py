@@ -63,6 +63,7 @@ def test_the_pipelines_of_an_island_lie_together() -> None:
         ),
         ([EVERY, "parallel.sharded_optimizer=true"], r"parallel\.sharded_optimizer=true .*cannot .*sync_every=50"),
         ([EVERY, "parallel.zero=1"], r"=true \(zero=1\) cannot .*sync_every=50.*=false \(zero=0\), or"),
+        ([EVERY, "parallel.zero=2"], r"parallel\.zero=2 cannot .*sync_every=50.*use parallel\.zero=null, or"),
         ([EVERY, "parallel.hierarchical_reduce=true"], r"parallel\.hierarchical_reduce=true cannot .*sync_every=50"),
         ([EVERY, "parallel.schedule=pipedream"], r"parallel\.schedule=pipedream cannot .*sync_every=50"),
         (
@@ -136,16 +137,28 @@ def test_islands_with_plans_of_their_own_lie_one_after_another() -> None:
     [
         ("parallel.pipeline=1", r"parallel\.pipeline=1, but the islands of .* have up to 2 stages; .*pipeline=2"),
         ("parallel.partition=1-3/4/4", r"parallel\.partition=1-3/4/4 is for 3 islands, but there are 2: .*islands=2-2"),
-        ("parallel.partition=1-3/3", r"partition=3 has 3 = 3 layers, but model\.layers=4"),
-        ("parallel.tensor=1/y", r"parallel\.tensor=y must be"),
+        ("parallel.partition=1-3/", r"parallel\.partition=1-3/ is for 1 island, but there are 2: .*islands=2-2"),
+        ("parallel.partition=1-3/3", r"island 1: .*partition=3 has 3 = 3 layers, but model\.layers=4"),
+        ("parallel.partition=1-3/x", r"island 1: .*partition='x' is not a partition"),
+        ("parallel.tensor=1/y", r"island 1: parallel\.tensor=y must be"),
+        ("parallel.tensor=1-1-1/2", r"island 0: parallel\.tensor=1-1-1 is for 3 stages, but .*pipeline=2"),
+        ("parallel.shares=1-2-3", r"parallel\.shares=1-2\*?-3 is for 3 replicas, but parallel\.data=4"),
+        ("parallel.recompute=full:5", r"recompute=full:5 .*no stage has more than 4"),
+        ("parallel.offload=activations-none", r"offload=activations-none is by stage"),
+        ("parallel.zero=3-1", r"zero=3-1 is by stage"),
+        ("parallel.scatter_messages=auto", r"scatter_messages=auto cannot .*use parallel\.scatter_messages=false"),
+        ("parallel.replicas=2-2", r"replicas=2-2 cannot .*use parallel\.replicas=null"),
         ("parallel.tensor=2-1/2", r"= 10 ranks, but .* have 8 GPUs"),
         (
             "train.sync_every=null parallel.islands=null parallel.data=2 parallel.tensor=2/4",
             r"parallel\.partition=1-3/4 .*by island; set train\.sync_every",
         ),
-        ("parallel.shares=auto", r"shares=auto cannot .*by island; give a value"),
+        ("parallel.shares=auto", r"shares=auto cannot .*by island.*; use numbers, such as"),
         ("parallel.recompute=full-none", r"recompute=full-none is by stage"),
-        ("parallel.chunks=2 parallel.schedule=interleaved", r"chunks=2 cannot .*by island; use parallel\.chunks=1"),
+        (
+            "parallel.chunks=2 parallel.schedule=interleaved",
+            r"chunks=2 cannot .*; use parallel\.chunks=1 with parallel\.schedule",
+        ),
     ],
 )
 def test_plans_of_islands_that_cannot_be_are_refused(words: str, message: str) -> None:
