@@ -75,6 +75,31 @@ def test_a_job_goes_on_without_its_first_node_and_with_one_that_lost_a_rank(slur
     assert once in verdict.reason
 
 
+def test_a_run_starts_without_a_node_that_died_before_slurm_noticed(slurm: Cluster, tmp_path: Path) -> None:
+    """A dead first node runs no script: Slurm starts the job again, on others. Another one is taken in once it is
+    back."""
+    wide = ("parallel.node_order=gpu2*3", "parallel.data=3", *ELASTIC, "cluster.groups.gpu2.gres=gpu:1")
+    dead = "gpu2-001"
+    slurm.kill_node(dead)
+    try:
+        run = endless(tmp_path / "first", *wide)
+        assert [host(run, name) for name in ("gpu2-0", "gpu2-1", "gpu2-2")] == ["gpu2-002", "gpu2-003", "gpu2-004"]
+        assert stop([str(run.path)]) == 0
+    finally:
+        slurm.start_node(dead)
+        slurm.resume(dead)
+        slurm.forget_lost_gpus()
+    dead = "gpu2-002"
+    slurm.kill_node(dead)
+    try:
+        run = endless(tmp_path / "second", *wide)
+        trains_on(run, "0.1", ["gpu2-0", "gpu2-2"])
+    finally:
+        slurm.start_node(dead)
+    trains_on(run, "0.2", ["gpu2-0", "gpu2-1", "gpu2-2"])
+    assert stop([str(run.path)]) == 0
+
+
 def test_of_two_jobs_each_goes_on_without_the_other(slurm: Cluster, tmp_path: Path) -> None:
     """The master's only node is lost, and with it the first of three stages; then a node of the slave."""
     stages = [word for word in ELASTIC if word != "parallel.pipeline=1"]

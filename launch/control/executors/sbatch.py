@@ -53,7 +53,8 @@ def sbatch_text(submission: Submission, request: JobRequest, after: str | None) 
     header = "#SBATCH hetjob\n".join(blocks)
     own = f"FOLDER={shlex.quote(str(submission.folder))} PYTHONPATH={shlex.quote(submission.path)}"
     exports = f"export SUBMITIT_EXECUTOR=slurm {own}"
-    return f"#!/bin/bash\n{header}\n{exports}\n{_srun(submission, request)}\n"
+    steps = _steps(submission, request) if submission.keep else _srun(submission, request)
+    return f"#!/bin/bash\n{header}\n{exports}\n{steps}\n"
 
 
 def _options(submission: Submission, component: Component) -> dict[str, str | None]:
@@ -100,17 +101,58 @@ def _value(value: str | None) -> str:
 
 
 def _srun(submission: Submission, request: JobRequest) -> str:
-    """One agent on every node.
+    """One step: an agent on every node."""
+    return shlex.join(["srun", "--unbuffered", *_srun_words(request, ["bash", "-c", _agent(submission, request)])])
 
-    Their output goes to files by the task's rank in the whole job; srun's own patterns count within a component.
+
+def _steps(submission: Submission, request: JobRequest) -> str:
+    """A step on each node: srun ends a step on all its nodes if it cannot reach one, as one that has just died.
+
+    Raises:
+        LaunchError: a step of one node could not get its GPUs.
+    """
+    for part in request.components:
+        if "gpus" in part.sbatch:
+            raise LaunchError(
+                f"cluster.groups.{part.group}: sbatch.gpus counts the GPUs of a whole job, but nodes of an elastic run "
+                f"come and go; use cluster.groups.{part.group}.gres or sbatch.gpus-per-node, which count those of each"
+            )
+    # Some sites have srun end a step when a task ends badly, or some time after it (KillOnBadExit, WaitTime).
+    keep = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--nodes=1", "--ntasks=1"]
+    inner = f"export SLURM_PROCID=$1; {_agent(submission, request)}"
+    words = shlex.join(_srun_words(request, ["bash", "-c", inner, "agent"]))
+    return _EACH_NODE.format(srun=f'{shlex.join(["srun", "--unbuffered", *keep])} --nodelist="$host" {words}')
+
+
+_EACH_NODE = """\
+# Slurm 22.05 starts a job again whose first node could not be reached, but without the GPUs it asked for.
+if scontrol show job -d -o "$SLURM_JOB_ID" | grep -q 'JOB_GRES=(null).*TresPer' &&
+    mkdir "$FOLDER/${{SLURM_JOB_ID}}_without_gpus"; then
+  scontrol update jobid="$SLURM_JOB_ID" requeue=1 && scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+task=0
+for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
+  {srun} "$task" &
+  steps+=($!)
+  task=$((task + 1))
+done
+for step in "${{steps[@]}}"; do
+  wait "$step"
+  codes+=" $? "
+done
+# An agent that finds an error ends with 1; what the death of a node, or of an agent, ends with does not fail the job.
+[[ $codes != *" 1 "* && $codes == *" 0 "* ]]"""
+
+
+def _agent(submission: Submission, request: JobRequest) -> str:
+    """What the shell of a task is to run.
+
+    The output goes to a file by the task's rank in the whole job; srun's own patterns count within a component.
     """
     settings = RunDir(submission.folder.parent).agent(submission.number, request.role).name
     words = [settings, "group"] if submission.group else [settings]
     agent = f'{shlex.quote(submission.python)} -P -u -m launch.start_agent "$FOLDER" {shlex.join(words)}'
-    inner = f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
-    # Some sites have srun end all tasks when one ends badly, or some time after it (KillOnBadExit, WaitTime).
-    keep = ["--no-kill", "--kill-on-bad-exit=0", "--wait=0"] if submission.keep else []
-    return shlex.join(["srun", "--unbuffered", *keep, *_srun_words(request, ["bash", "-c", inner])])
+    return f'exec {agent} >>"$FOLDER/${{SLURM_JOB_ID}}_${{SLURM_PROCID}}_log.out" 2>&1'
 
 
 def _srun_words(request: JobRequest, task: Sequence[str]) -> Iterator[str]:

@@ -82,8 +82,10 @@ class Company:
         self._restarted = restarted
         self.submission = start.submission
         meet_s = min(meet_s, RESTART_S) if restarted else meet_s
+        soon_s = min(meet_s, TOGETHER_S)
+        waits = {rank: soon_s if rank in together else meet_s for rank in plan.used}  # the others have had their time
         self._fellows = {
-            rank: Fellow(run, name, start.submission, min(meet_s, TOGETHER_S) if rank in together else meet_s)
+            rank: Fellow(run, name, start.submission, waits.get(rank, 0.0))
             for rank, name in enumerate(plan.node_names)
             if rank != node_rank
         }

@@ -60,10 +60,39 @@ def test_a_run_that_saves_nothing_is_never_requeued() -> None:
     assert "#SBATCH --requeue" not in text
 
 
-def test_a_job_of_an_elastic_run_is_kept_when_it_loses_a_node_or_a_task() -> None:
-    text = sbatch_text(replace(SUBMISSION, requeue=False, keep=True), requests("executor=slurm")["job"], None)
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        pytest.param("0 0 0", 0, id="well"),
+        pytest.param("0 233 137", 0, id="without a node that died before and an agent that was killed"),
+        pytest.param("0 1 0", 1, id="an agent found an error"),
+        pytest.param("137 233 233", 1, id="nothing is left"),
+    ],
+)
+def test_an_elastic_job_has_a_step_on_each_node_and_fails_by_its_agents(tmp_path: Path, ends: str, code: int) -> None:
+    programs = {
+        "srun": f'a=({ends}); for last; do :; done; echo "$last $*" >>"{tmp_path}/steps"; exit "${{a[$last]}}"',
+        "scontrol": 'case "$*" in "show hostnames gpu[1-3]") printf "gpu1 gpu2 gpu3";;'
+        ' "show job"*) echo JOB_GRES=gpu:1;; *) exit 1;; esac',
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    submission = replace(SUBMISSION, folder=tmp_path, requeue=False, keep=True)
+    text = sbatch_text(submission, requests("executor=slurm")["job"], None)
     assert "#SBATCH --no-kill\n" in text
-    assert "\nsrun --unbuffered --no-kill --kill-on-bad-exit=0 --wait=0 " in text
+    given = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu[1-3]"}
+    assert subprocess.run(["bash"], input=text, text=True, env=given, check=False).returncode == code
+    steps = sorted((tmp_path / "steps").read_text().splitlines())
+    assert [step.split()[0] for step in steps] == ["0", "1", "2"]
+    for number, step in enumerate(steps, start=1):
+        assert f" --no-kill --kill-on-bad-exit=0 --wait=0 --nodes=1 --ntasks=1 --nodelist=gpu{number} bash -c " in step
+
+
+def test_an_elastic_job_cannot_count_the_gpus_of_all_its_nodes() -> None:
+    request = requests("executor=slurm", "+cluster.sbatch={gpus: 8}")["job"]
+    with pytest.raises(LaunchError, match=r"sbatch\.gpus counts the GPUs of a whole job.*gpus-per-node"):
+        sbatch_text(replace(SUBMISSION, keep=True), request, None)
 
 
 @pytest.mark.parametrize("folder", ["/a\ntouch /tmp/x/submitit", "/a\r/submitit"])

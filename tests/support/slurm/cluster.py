@@ -133,6 +133,11 @@ class Cluster(LoginNode):
 
         self._wait(f"nodes that are resumed: {', '.join(names)}", idle, 300)
 
+    def forget_lost_gpus(self) -> None:
+        """Slurm 22.05 counts GPUs of a job whose first node could not be reached as taken, after its end, until now."""
+        assert self.run("scontrol", "reconfigure").returncode == 0
+        self._wait("free GPUs", lambda: "AllocTRES=gres" not in self.run("scontrol", "show", "nodes").stdout)
+
     def kill_node(self, name: str) -> None:
         """Power off: every process of the node is gone. It takes Slurm half a minute to notice; `set_node` tells it."""
         self._machines.pop(name).kill()

@@ -115,6 +115,18 @@ def test_a_node_of_the_own_job_that_does_not_begin_is_gone_on_without_sooner_tha
     assert together.look() is None
 
 
+def test_a_node_that_never_began_is_not_waited_for_again_by_the_start_without_it(run: RunDir, clock: Clock) -> None:
+    tell(run, 0, REGROUPS)
+    tell(run, 1, REGROUPS)
+    start, of = newest(run, 0)
+    first = Company(run, 0, start, of, MEET_S, together=[0, 1, 2])
+    wait(clock, run, TOGETHER_S + LOOK_S, first, n1=REGROUPS)
+    assert first.next_plan() is not None
+    second = company(run, 0)
+    clock.now += LOOK_S
+    assert second.lost == [2]
+
+
 def test_two_that_plan_at_once_follow_one_plan(run: RunDir, clock: Clock) -> None:
     """The second thinks that the first one is gone."""
     for node_rank in range(3):
