@@ -7,6 +7,7 @@ folder, if it has groups of configurations, and `~/.config/tdpp`. Measured profi
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 from conf.errors import ConfigError
@@ -18,9 +19,10 @@ SUFFIX = ".yaml"
 PROFILES = "profiles"
 
 
-def groups() -> set[str]:
+@cache
+def groups() -> frozenset[str]:
     """The groups of configurations."""
-    return {file.parent.name for file in SHIPPED.glob(f"*/*{SUFFIX}")}
+    return frozenset(file.parent.name for file in SHIPPED.glob(f"*/*{SUFFIX}"))
 
 
 def own_folders() -> list[Path]:

@@ -14,7 +14,6 @@ from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, parse
-from launch.commands.launching.preflight import shared_cpus
 from launch.commands.output_files import check_plan_free, check_writable, write
 from launch.commands.searching import graph, plans, shares, stages
 from launch.screen import print_table
@@ -151,6 +150,8 @@ def validate(args: Arguments) -> int:
 
 def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
     """Says where a run on this machine shares CPUs, as `shared_cpus` does."""
+    from launch.commands.launching.preflight import shared_cpus
+
     here = (run.read_object(run.provenance, ()) or {}).get("host") == socket.gethostname()
     return shared_cpus(experiment) if here else None
 

@@ -45,7 +45,7 @@ class _KindCosts:
     ends: tuple[Floats, Floats]
     """Forward and backward: the embedding on the first stage, and the head on the last one."""
     embedding: tuple[Floats, Floats]
-    """Forward and backward: the embedding on any stage."""
+    """Forward and backward, [layouts, 1]: the embedding on the first stage."""
 
 
 class PlacedLayouts:
@@ -63,6 +63,7 @@ class PlacedLayouts:
         self._kinds = {node.name: node for node in nodes}
         self._number = np.arange(layouts.tensors.shape[1])
         self._known: dict[tuple[str, float], Floats] = {}
+        self._last_costs: tuple[Work, list[_KindCosts]] | None = None
 
     def take(self, rows: Integers) -> PlacedLayouts:
         """Some of them."""
@@ -98,9 +99,9 @@ class PlacedLayouts:
         """
         layouts, schedule, number = self._layouts, one.parallel.schedule, self._number
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
-        fewest, most = count // layouts.replicas, -(-count // layouts.replicas)  # of a replica
+        fewest, most = self._shared_out(count)
         lag, first = self._lag, self._number == 0
-        costs, hops, scattered = [*self._costs(work)], self._hops(work), self._scattered(work)
+        costs, hops, scattered = self._costs(work), self._hops(work), self._scattered(work)
         before = np.cumsum(hops, axis=1) - hops
         found = np.zeros((2, len(layouts.tensors)))
         for way in ways(schedule):
@@ -144,15 +145,18 @@ class PlacedLayouts:
         layouts, schedule = self._layouts, one.parallel.schedule
         half, shape = schedule.definition.input_share, layouts.tensors.shape
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
-        fewest, most = count // layouts.replicas, -(-count // layouts.replicas)  # of a replica
+        fewest, most = self._shared_out(count)
         layer, fixed = np.full(shape, -np.inf), np.zeros(shape)
-        costs = [*self._costs(work)]
+        costs = self._costs(work)
         trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, half)
         ends = self._trip([kind.ends for kind in costs], costs, half)
         there, there_ends = self._quickest(costs, lambda kind: kind.forward, lambda kind: kind.ends[0])
         any_replica = (~layouts.even)[:, np.newaxis] & (schedule is Schedule.gpipe)
+        in_gpipe = self._forward_left(schedule, fewest, count) if schedule is Schedule.gpipe else None
         for kind in costs:
-            ahead, back = self._passes_left(schedule, np.where(self._first == kind.number, most, fewest), count)
+            batches = np.where(self._first == kind.number, most, fewest)
+            ahead = self._forward_left(schedule, batches, count) if in_gpipe is None else in_gpipe
+            back = np.asarray(backward_left(schedule, self._lag, batches), float)
             forward, beside = np.where(any_replica, [there, there_ends], [kind.forward, kind.ends[0]])
             of_kind = ahead * forward + back * kind.backward
             longer = kind.present & (of_kind > layer)
@@ -174,14 +178,16 @@ class PlacedLayouts:
     def _start(self, one: Training) -> Floats:
         """[2, layouts], without and with a sharded optimizer: seconds of the first stage's step, at least, for which
         its first micro-batch waits: that of the embedding."""
-        layouts, kinds = self._layouts, [*self._kinds.values()]
-        step = min(step_s_per_parameter(kind, one) for kind in kinds)
-        tensors = layouts.tensors[:, 0]
-        parameters = np.zeros(tensors.max(initial=0) + 1)
-        for tensor in np.unique(tensors):
-            parameters[tensor] = sizes.embedding_parameters(one.model, int(tensor))
-        whole = step * parameters[tensors]
-        return np.array([whole, whole / layouts.replicas[:, 0]])
+        step = min(step_s_per_parameter(kind, one) for kind in self._kinds.values())
+        whole = step * self._kept("embedding", 0.0, lambda every: every._embedding_parameters(one))
+        return np.array([whole, whole / self._layouts.replicas[:, 0]])
+
+    def _embedding_parameters(self, one: Training) -> Floats:
+        """[layouts]: of a rank of the first stage."""
+        of_size = np.zeros(self._layouts.tensors[:, 0].max(initial=0) + 1)
+        for tensor in np.unique(self._layouts.tensors[:, 0]):
+            of_size[tensor] = sizes.embedding_parameters(one.model, int(tensor))
+        return of_size[self._layouts.tensors[:, 0]]
 
     def _trip(self, times: Sequence[tuple[Floats, Floats]], costs: Sequence[_KindCosts], share: float) -> Floats:
         """[layouts, stages]: as `bounds.least_trip`, of the kinds of nodes that each stage lies on."""
@@ -193,6 +199,12 @@ class PlacedLayouts:
         way_back = share * np.where(np.isfinite(back), back, 0.0)
         found: Floats = np.where(self._layouts.even[:, np.newaxis], together, there + way_back)
         return found
+
+    def _shared_out(self, count: int) -> tuple[Integers, Integers]:
+        """[layouts, stages]: micro-batches of a replica, at least and at most, of so many."""
+        replicas = self._layouts.replicas
+        each = np.arange(1, replicas.max(initial=1) + 1)
+        return (count // each).take(replicas - 1), (-(-count // each)).take(replicas - 1)
 
     @cached_property
     def _of_gpu(self) -> Integers:
@@ -212,45 +224,52 @@ class PlacedLayouts:
         before = [np.array([0, *np.cumsum(self._of_gpu == kind)]) for kind in range(len(self._names))]
         return [(of_kind[layouts.ends] > of_kind[layouts.begins]) & layouts.exists for of_kind in before]
 
-    @cached_property
-    def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """[layouts, stages]: which stages are the first and the last ones."""
-        return self._number == 0, self._number == self._layouts.last[:, np.newaxis]
-
     def _sizes(self, work: Work) -> Integers:
         """[layouts, stages]: the number of each stage's tensor size in `work`."""
         numbers = np.zeros(max(work.sizes) + 1, np.int64)
         numbers[[*work.sizes]] = [*work.sizes.values()]
-        found: Integers = numbers[self._layouts.tensors]
+        found: Integers = numbers.take(self._layouts.tensors)
         return found
 
-    def _costs(self, work: Work) -> Iterator[_KindCosts]:
-        size, (is_first, is_last) = self._sizes(work), self._ends
+    def _costs(self, work: Work) -> list[_KindCosts]:
+        """What all stages take on each kind of node that any of them lies on. Those of the last `work` are kept."""
+        if self._last_costs is None or self._last_costs[0] is not work:
+            self._last_costs = work, [*self._find_costs(work)]
+        return self._last_costs[1]
+
+    def _find_costs(self, work: Work) -> Iterator[_KindCosts]:
+        size, last = self._sizes(work), self._layouts.last
+        rows = np.arange(len(last))
         for kind, present in enumerate(self._present):
             if present.any():
-                embedding, head = work.embedding[size, kind], work.head[size, kind]
-                first, last = (
-                    np.where(is_first, embedding[..., way], 0.0) + np.where(is_last, head[..., way], 0.0)
-                    for way in (0, 1)
-                )
+                embedding, head = work.embedding[:, kind], work.head[:, kind]
+                ends = np.zeros((2, *size.shape))
+                ends[:, :, 0] = embedding[size[:, 0]].T
+                ends[:, rows, last] += head[size[rows, last]].T
                 yield _KindCosts(
                     number=kind,
                     present=present,
-                    forward=work.forward[size, kind],
-                    backward=work.backward[size, kind],
-                    ends=(first, last),
-                    embedding=(embedding[..., 0], embedding[..., 1]),
+                    forward=work.forward[:, kind].take(size),
+                    backward=work.backward[:, kind].take(size),
+                    ends=(ends[0], ends[1]),
+                    embedding=(embedding[size[:, :1], 0], embedding[size[:, :1], 1]),
                 )
 
-    def _passes_left(self, schedule: Schedule, each: Integers, total: int) -> tuple[Floats, Floats]:
-        """[layouts, stages]: what `bounds.left` says of replicas with `each` of all `total` micro-batches."""
-        replicas = self._layouts.replicas
-        backward = np.asarray(backward_left(schedule, self._lag, each), float)
+    def _forward_left(self, schedule: Schedule, each: Integers, total: int) -> Floats:
+        """[layouts, stages]: forward passes that `bounds.left` counts of replicas with `each` of all `total`
+        micro-batches."""
         if schedule is Schedule.gpipe:
+            replicas = self._layouts.replicas
             last = replicas[np.arange(len(replicas)), self._layouts.last][:, np.newaxis]
-            return np.asarray(forward_in_gpipe(replicas, last, total), float), backward
-        after = np.cumsum((self._layouts.exists * replicas)[:, ::-1], axis=1)[:, ::-1]
-        return np.asarray(forward_left(schedule, (after - 1) // replicas, each), float), backward
+            return np.asarray(forward_in_gpipe(replicas, last, total), float)
+        return np.asarray(forward_left(schedule, self._ahead, each), float)
+
+    @cached_property
+    def _ahead(self) -> Integers:
+        """[layouts, stages]: micro-batches that this stage and all after it hold for one of its replicas, but one."""
+        after = np.cumsum((self._layouts.exists * self._layouts.replicas)[:, ::-1], axis=1)[:, ::-1]
+        found: Integers = (after - 1) // self._layouts.replicas
+        return found
 
     @cached_property
     def _lag(self) -> Integers:

@@ -13,13 +13,15 @@ import numpy as np
 
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
+from fasop.costs.experts import layer_numbers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.network.heterogeneous_placement import place_heterogeneous
+from fasop.costs.network.links import Link
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.linear import Layers, Linear
-from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
+from fasop.simulation.on_nodes import Nodes, by_parameters, handing_out, on_nodes, pass_times, times_on
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Messages, PlacedLinks, on_pairs
 from fasop.simulation.ranks.replay import RankDurations, StageTimes
@@ -79,33 +81,49 @@ class Lines(NamedTuple):
     def taken(self, partitions: Layers) -> _Taken:
         """With partitions [parts, partitions]."""
         one = self.pipelines.take(np.zeros(partitions.shape[1], np.int64))
-        counted, held = one.counted(partitions), one.held(partitions)
+        held = one.held(partitions)
         (hop, busy), (back, busy_back) = one.messages(partitions), one.messages_back(partitions)
         return _Taken(
-            forward=one.forward.of(counted),
-            backward=one.backward.of(counted),
             send_forward=hop,
             busy_forward=busy,
             send_backward=np.roll(back, 1, axis=0),
             busy_backward=np.roll(busy_back, 1, axis=0),
             gradients=one.exposed(held),
-            optimizer=one.optimizer.of(held),
             weights=self.handing.of(held),
         )
 
 
 class _Taken(NamedTuple):
-    """Seconds: of passes [parts, partitions], of all else [stages, partitions]."""
+    """Seconds, [stages, partitions] each."""
 
-    forward: Floats
-    backward: Floats
     send_forward: Floats
     busy_forward: Floats
     send_backward: Floats
     busy_backward: Floats
     gradients: Floats
-    optimizer: Floats
     weights: Floats
+
+
+class GpuLines(NamedTuple):
+    """What a GPU of one kind takes by itself in stages of one size, as functions of their layers."""
+
+    forward: Linear
+    backward: Linear
+    step: Linear
+
+    @classmethod
+    def of(cls, kind: NodeKind, training: Training) -> GpuLines:
+        parallel = training.parallel
+        of_gpu = Nodes([kind], np.zeros((1, 1), np.int64)).gpu_times(training, [times_on(kind, training)])
+        times = np.repeat(of_gpu[:, np.newaxis], parallel.pipeline, axis=1)
+        half = len(times) // 2 - 1
+        step = times[-2] / (parallel.data if parallel.sharded_optimizer else 1)
+        stepping = Link(latency_s=np.zeros_like(step), s_per_byte=step)
+        return cls(
+            forward=pass_times(training, times[:half]),
+            backward=pass_times(training, times[half:-2], times[-1]),
+            step=by_parameters(training, stepping, layer_numbers(training).stepped),
+        )
 
 
 class HeterogeneousStages:
@@ -125,15 +143,9 @@ class HeterogeneousStages:
         placed = _UnlikeNodes(plan.nodes, self._layout)
         self.whole = self._lines(self._trained, placed)
         """For each size, each stage as slow as its slowest GPU."""
-        self.alone = (
-            {plan.kinds[0].name: self.whole}
-            if len(plan.kinds) == 1
-            else {
-                kind.name: self._lines(self._trained, _UnlikeNodes(_all_of(plan.nodes, kind), self._layout))
-                for kind in plan.kinds
-            }
-        )
-        """For each kind of node and size, as if all nodes were of that kind."""
+        self.alone = {
+            (kind.name, size): GpuLines.of(kind, one) for kind in plan.kinds for size, one in self._trained.items()
+        }
         self._gathered = self._lines({size: _unshared(one) for size, one in self._unshared.items()}, placed)
 
     @property
@@ -174,7 +186,6 @@ class HeterogeneousStages:
         """The same without sums that backward passes hide: see `Pipelines.unhidden`."""
         found = copy(self)
         found.whole, found._gathered = _unhidden(self.whole, layers), _unhidden(self._gathered, layers)
-        found.alone = {name: _unhidden(lines, layers) for name, lines in self.alone.items()}
         return found
 
     def columns(self, partitions: Layers) -> list[RankColumns]:
@@ -182,31 +193,35 @@ class HeterogeneousStages:
         all else, what its stage takes. Ranks that take the same share an object."""
         whole = {size: lines.taken(partitions) for size, lines in self.whole.items()}
         gathered = {size: lines.taken(partitions) for size, lines in self._gathered.items()}
-        alone = {
-            name: {size: lines.taken(partitions) for size, lines in of_kind.items()}
-            for name, of_kind in self.alone.items()
-        }
         places = [(self._layout.stage_dp_tp(rank)[0], name) for rank, name in enumerate(self.kinds)]
+        one = self.whole[self.sizes[0]].pipelines
+        counted, held = one.counted(partitions), one.held(partitions)
+        passes = {key: (own.forward.of(counted), own.backward.of(counted)) for key, own in self.alone.items()}
+        steps = {key: own.step.of(held) for key, own in self.alone.items()}
         known = {
             (stage, name): self._rank(
                 stage,
-                whole[self.sizes[stage]],
-                alone[name][self.sizes[stage]],
-                gathered.get(self.sizes[stage], whole[self.sizes[stage]]),
+                whole[size],
+                passes[name, size],
+                steps[name, size],
+                gathered.get(size, whole[size]),
             )
             for stage, name in dict.fromkeys(places)
+            for size in [self.sizes[stage]]
         }
         return [known[place] for place in places]
 
-    def _rank(self, stage: int, whole: _Taken, own: _Taken, gathered: _Taken) -> RankColumns:
+    def _rank(
+        self, stage: int, whole: _Taken, passes: tuple[Floats, Floats], step: Floats, gathered: _Taken
+    ) -> RankColumns:
         """`gathered` has the messages to stages of another tensor size: the sequence is gathered before such a cut."""
         layout = self._layout
         tensors, stages = layout.tensors, layout.stages
         ahead = whole if tensors[stage] == tensors[(stage + 1) % stages] else gathered
         back = whole if tensors[stage] == tensors[stage - 1] else gathered
         return RankColumns(
-            forward=own.forward[stage::stages],
-            backward=own.backward[stage::stages],
+            forward=passes[0][stage::stages],
+            backward=passes[1][stage::stages],
             send_forward=ahead.send_forward[stage],
             busy_forward=ahead.busy_forward[stage],
             send_backward=back.send_backward[stage],
@@ -214,7 +229,7 @@ class HeterogeneousStages:
             one_way_out=self.one_way_out(stage),
             gradients=whole.gradients[stage],
             embedding=self.embedding(stage),
-            optimizer=own.optimizer[stage] - own.weights[stage] + whole.weights[stage],
+            optimizer=step[stage] + whole.weights[stage],
             weights=whole.weights[stage],
         )
 
@@ -312,11 +327,6 @@ def alone(training: Training, tensor: int, replicas: int, parallel: Parallelism)
 def _unshared(training: Training) -> Training:
     """Without sharing the sequence."""
     return replace(training, parallel=replace(training.parallel, sequence_parallel=False))
-
-
-def _all_of(nodes: Sequence[NodeKind], kind: NodeKind) -> list[NodeKind]:
-    """The same nodes, were they all of one kind."""
-    return [replace(kind, name=node.name, gpus=node.gpus) for node in nodes]
 
 
 def in_flight(parallel: Parallelism, stage: int) -> int | None:
