@@ -123,12 +123,13 @@ def _counted(exchange: Callable[..., Any]) -> Callable[..., Any]:
         input: Tensor,
         output_split_sizes: Optional[Iterable[Any]] = None,
         input_split_sizes: Optional[Iterable[Any]] = None,
-        **options: Any,
+        *options: Any,
+        **named: Any,
     ) -> Any:
         sizes = [
             None if one is None else [int(size) for size in one] for one in (output_split_sizes, input_split_sizes)
         ]
-        return exchange(output, input, *sizes, **options)
+        return exchange(output, input, *sizes, *options, **named)
 
     return all_to_all
 

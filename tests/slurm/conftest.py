@@ -16,13 +16,16 @@ from typing import NoReturn
 
 import pytest
 
+from launch.node.worker_command import WORKER as ENGINE
 from tests.launch.containers.conftest import REAL, Runtime, double, enroot, image  # noqa: F401  (fixtures)
 from tests.support.containers import pyxis_double
+from tests.support.megatron_ext.engine_run import make_corpus
 from tests.support.ordinary_user import open_to_others
 from tests.support.slurm import machines
 from tests.support.slurm.cluster import PACKAGES, Cluster, missing
 from tests.support.slurm.configuration import SCAVENGE
 from tests.support.slurm.login_node import OF_A_JOB
+from tests.support.slurm.seed import TRAINED, Trainer
 
 REAL_PYXIS = os.environ.get("TDPP_TEST_PYXIS")
 
@@ -82,6 +85,23 @@ def pyxis(
 
 TIDY = "enroot list | grep -E '^pyxis_(contract|tdpp-small)' | xargs -r -n 1 enroot remove -f"
 """The real plugin keeps containers where enroot keeps those of users."""
+
+
+@pytest.fixture(scope="module")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_corpus(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture
+def training(request: pytest.FixtureRequest, prefix: Path) -> list[str]:
+    """Overrides for a short training by the engine that the tests are asked for."""
+    return [f"engine={request.config.getoption('--engine')}", *TRAINED, f"data.prefix={prefix}"]
+
+
+@pytest.fixture
+def trainer(request: pytest.FixtureRequest, training: list[str]) -> Trainer:
+    """For what any worker is to do: the stand-in is quicker than tdpp's engine; another that is asked for trains."""
+    return Trainer() if request.config.getoption("--engine") == "tdpp" else Trainer(ENGINE, training)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from tests.support.slurm.seed import (
     BOTH_WAYS,
     MASTER,
     SLAVE,
+    Trainer,
     assert_failed,
     at_work,
     endless,
@@ -47,8 +48,9 @@ def test_a_rank_that_raises_is_named(slurm: Cluster, tmp_path: Path, het: str) -
     assert_failed(verdict_of(run), "rank-failed", "rank 1 (stage 1, dp 0, tp 0, node gpu2-0) failed with RuntimeError")
 
 
-def test_a_killed_rank_is_named(slurm: Cluster, tmp_path: Path) -> None:
-    run = endless(tmp_path)
+@pytest.mark.any_engine
+def test_a_killed_rank_is_named(slurm: Cluster, tmp_path: Path, trainer: Trainer) -> None:
+    run = endless(tmp_path, *trainer.words, worker=trainer.worker)
     pid = run.read_json(run.node_ranks("gpu2-1"))[0]["pid"]
     there = ["srun", "--overlap", "--mem=0", f"--jobid={ids(run)[SLAVE]}", "--nodes=1", "--ntasks=1"]
     host = run.read_json(run.node_state("gpu2-1"))["host"]
@@ -136,13 +138,17 @@ def test_a_slave_job_that_is_cancelled_while_it_waits_ends_the_master(slurm: Clu
         assert_failed(verdict_of(run), "cancelled", f"job {slave} is CANCELLED")
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize(("het", "when"), each(BOTH_WAYS, ["pending", "running"]))
-def test_stop_ends_all_jobs_of_a_run_and_no_other(slurm: Cluster, tmp_path: Path, het: str, when: str) -> None:
+def test_stop_ends_all_jobs_of_a_run_and_no_other(
+    slurm: Cluster, tmp_path: Path, trainer: Trainer, het: str, when: str
+) -> None:
+    words = [*trainer.words, f"executor.het={het}"]
     with occupied(slurm, "--partition=hgx" if when == "pending" else "--nodelist=gpu2-007") as other:
         if when == "pending":
-            run = submitted(tmp_path / "runs", *FOREVER, f"executor.het={het}")
+            run = submitted(tmp_path / "runs", *words, *FOREVER, worker=trainer.worker)
         else:
-            run = endless(tmp_path, f"executor.het={het}")
+            run = endless(tmp_path, *words, worker=trainer.worker)
             for job in slurm.run("squeue", "--noheader", "--format=%A", "--states=running").stdout.split():
                 assert job == other or RunDir.find(tmp_path / "runs", job) == run  # also a component by its own id
         assert stop_command.main([str(run.path)]) == 0

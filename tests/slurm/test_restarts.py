@@ -20,11 +20,11 @@ from megatron_ext.contract.worker import SAVED
 from tests.support.cases import drawn
 from tests.support.launch import stand_in_checkpoint
 from tests.support.launch.live import WORKER, no_data_needed
-from tests.support.megatron_ext.engine_run import make_corpus
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import (
     MASTER,
     SLAVE,
+    Trainer,
     assert_failed,
     at_work,
     endless,
@@ -85,12 +85,15 @@ def test_at_the_time_limit_of_one_job_both_save_and_are_started_again(slurm: Clu
     assert observe(run).start.restarts >= 1  # `set_end` has shortened the limit of later starts, too
 
 
-def test_a_heterogeneous_job_that_gets_slurms_signal_saves_and_is_started_again(slurm: Cluster, tmp_path: Path) -> None:
-    run = endless(tmp_path, "executor.het=hetjob", "train.iterations=600")
+@pytest.mark.any_engine
+def test_a_heterogeneous_job_that_gets_slurms_signal_saves_and_is_started_again(
+    slurm: Cluster, tmp_path: Path, trainer: Trainer
+) -> None:
+    run = endless(tmp_path, *trainer.words, "executor.het=hetjob", "train.iterations=120", worker=trainer.worker)
     assert slurm.run("scancel", "--signal=USR2", *ids(run)).returncode == 0
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
-    assert iterations(run) == list(range(1, 601))
+    assert iterations(run) == list(range(1, 121))
     assert run.save_request("0.0").exists()
 
 
@@ -104,9 +107,6 @@ def test_a_run_that_is_preempted_saves_and_goes_on_when_it_may(slurm: Cluster, t
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, verdict
     assert iterations(run) == list(range(1, 601))
-
-
-TRAINED = ("model.hidden=32", "model.heads=2", "model.sequence_length=16", "model.vocab_size=101")
 
 
 @contextmanager
@@ -131,14 +131,12 @@ def graceful(slurm: Cluster, seconds: int) -> Iterator[None]:
     ids=["two jobs", "one job", "real ranks"],
 )
 def test_a_run_that_gets_sigterm_before_it_is_preempted_saves_too(
-    slurm: Cluster, tmp_path: Path, worker: str, het: str
+    slurm: Cluster, tmp_path: Path, training: list[str], worker: str, het: str
 ) -> None:
     groups = [f"cluster.groups.{group}.partition=scavenge" for group in ("hgx", "gpu2")]
-    training = ["train.iterations=600", "train.save_interval=null"]
-    if worker == ENGINE:
-        training += [*TRAINED, f"data.prefix={make_corpus(tmp_path)}", "train.iterations=1500"]
+    words = [*training, "train.iterations=1500"] if worker == ENGINE else ["train.iterations=600"]
     with graceful(slurm, 60):
-        run = endless(tmp_path, *groups, f"executor.het={het}", *training, worker=worker)
+        run = endless(tmp_path, *groups, f"executor.het={het}", *words, "train.save_interval=null", worker=worker)
         with occupied(slurm, "--partition=hgx"):
             wait_for(lambda: observe(run).start.restarts == 1)
             saved = observe(run).saved
@@ -161,11 +159,14 @@ def test_a_job_that_its_user_ends_does_not_save(slurm: Cluster, tmp_path: Path) 
     assert {run.read_json(path)["stopped"] for path in run.nodes.glob("*-?.json")} == {"SIGTERM"}
 
 
-def test_a_run_is_started_again_only_so_often_and_then_by_hand(slurm: Cluster, tmp_path: Path) -> None:
-    run = endless(tmp_path, "executor.max_requeues=1", "train.iterations=1500")
+@pytest.mark.any_engine
+def test_a_run_is_started_again_only_so_often_and_then_by_hand(
+    slurm: Cluster, tmp_path: Path, trainer: Trainer
+) -> None:
+    words = [*trainer.words, "executor.max_requeues=1", "train.iterations=200"]
+    run = endless(tmp_path, *words, worker=trainer.worker)
     for count in (1, 2):
-        for job in ids(run):
-            assert slurm.run("scancel", "--signal=USR2", job).returncode == 0
+        assert slurm.run("scancel", "--signal=USR2", *ids(run)).returncode == 0
         wait_for(lambda count=count: observe(run).start.restarts == count or observe(run).over)
         wait_for(lambda: judge(run).state in (State.running, State.interrupted))
         wait_for(lambda: at_work(run, iterations(run)[-1] + 1) or observe(run).over)
@@ -176,9 +177,9 @@ def test_a_run_is_started_again_only_so_often_and_then_by_hand(slurm: Cluster, t
     wait_for(lambda: not slurm.jobs())
     saved = observe(run).saved
     assert saved is not None
-    main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=WORKER)
+    main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=trainer.worker)
     assert verdict_of(run).state is State.succeeded
-    assert iterations(run) == list(range(1, 1501))
+    assert iterations(run) == list(range(1, 201))
 
 
 def test_a_run_that_saves_nothing_is_not_started_again(slurm: Cluster, tmp_path: Path) -> None:

@@ -20,24 +20,8 @@ from launch.judge.state import State
 from launch.node.worker_command import WORKER as ENGINE
 from tests.support.cases import drawn
 from tests.support.launch.live import WORKER, no_data_needed
-from tests.support.megatron_ext.engine_run import make_corpus
 from tests.support.slurm.cluster import Cluster
-from tests.support.slurm.seed import BOTH_WAYS, NODES, SEED, SMALL, submitted, verdict_of
-
-TRAINED = [
-    "train.iterations=6",
-    "train.log_interval=1",
-    "train.lr_warmup_iterations=0",
-    "model.hidden=32",
-    "model.heads=2",
-    "model.sequence_length=16",
-    "model.vocab_size=101",
-]
-
-
-@pytest.fixture(scope="module")
-def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_corpus(tmp_path_factory.mktemp("data"))
+from tests.support.slurm.seed import BOTH_WAYS, NODES, SEED, SMALL, TRAINED, submitted, verdict_of
 
 
 def losses(run: RunDir) -> list[float]:
@@ -46,21 +30,22 @@ def losses(run: RunDir) -> list[float]:
 
 @pytest.fixture(scope="module")
 def alone(prefix: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """The losses of one process that has the whole model."""
+    """The losses of one process that has the whole model, by tdpp's engine."""
     runs = tmp_path_factory.mktemp("alone") / "runs"
     layout = ["parallel=single", "model.layers=12", "parallel.global_batch_size=16", "parallel.micro_batch_size=16"]
-    code = main(
-        [f"runs_dir={runs}", *layout, *TRAINED, f"data.prefix={prefix}"], preflight=no_data_needed, worker=ENGINE
-    )
+    training = [*TRAINED, f"data.prefix={prefix}", "train.iterations=6"]
+    code = main([f"runs_dir={runs}", *layout, *training], preflight=no_data_needed, worker=ENGINE)
     assert code == 0
     return losses(RunDir.find(runs, None))
 
 
+@pytest.mark.any_engine
 @pytest.mark.parametrize("het", drawn(BOTH_WAYS, 0, always=["jobs"]))
 def test_the_seeds_layout_trains_as_one_process_does(
-    slurm: Cluster, tmp_path: Path, prefix: Path, alone: Sequence[float], het: str
+    slurm: Cluster, tmp_path: Path, training: list[str], alone: Sequence[float], het: str
 ) -> None:
-    run = submitted(tmp_path / "runs", *SEED, *TRAINED, f"data.prefix={prefix}", f"executor.het={het}", worker=ENGINE)
+    asked = [*SEED, *training, "train.iterations=6", f"executor.het={het}"]
+    run = submitted(tmp_path / "runs", *asked, worker=ENGINE)
     verdict = verdict_of(run)
     assert verdict.state is State.succeeded, "\n".join([verdict.reason, *verdict.evidence, *said(run)])
     np.testing.assert_allclose(losses(run), alone, rtol=0, atol=1e-5)
@@ -90,11 +75,10 @@ def test_a_homogeneous_run_is_one_job_and_nodes_keep_the_plans_order(slurm: Clus
 
 
 def test_the_components_of_a_heterogeneous_job_train_and_may_have_different_cpus(
-    slurm: Cluster, tmp_path: Path, prefix: Path
+    slurm: Cluster, tmp_path: Path, training: list[str]
 ) -> None:
     cpus = ["cluster.groups.hgx.cpus_per_task=3", "cluster.groups.gpu2.cpus_per_task=2"]
-    training = [*TRAINED, "train.iterations=2", f"data.prefix={prefix}"]
-    run = submitted(tmp_path / "runs", "executor.het=hetjob", *cpus, *training, worker=ENGINE)
+    run = submitted(tmp_path / "runs", "executor.het=hetjob", *cpus, *training, "train.iterations=2", worker=ENGINE)
     assert verdict_of(run).state is State.succeeded, said(run)
     assert len(losses(run)) == 2
 

@@ -21,7 +21,7 @@ from tests.support import PATIENCE_S
 from tests.support.cases import drawn
 from tests.support.launch.live import WORKER, no_data_needed, tdpp
 from tests.support.slurm.cluster import Cluster
-from tests.support.slurm.seed import NODES, SMALL, at_work, ids, verdict_of, wait_for
+from tests.support.slurm.seed import NODES, SMALL, Trainer, at_work, ids, verdict_of, wait_for
 
 ALONE = ["parallel.node_order=gpu2", "parallel.pipeline=1", "parallel.partition=4", "parallel.data=1"]
 """A run of one node."""
@@ -29,10 +29,10 @@ ANYWHERE = [f"cluster.groups.hgx.{key}" for key in ("partition=scavenge", "gres=
 """A master job of one node need not wait for hgx."""
 
 
-def swept(runs: Path, *overrides: str) -> int:
+def swept(runs: Path, *overrides: str, worker: str = WORKER) -> int:
     """The exit code of a sweep of runs of one node."""
     given = [f"runs_dir={runs}", *NODES, *ALONE, "train.log_interval=1", *overrides]
-    return main(["-m", *given], preflight=no_data_needed, worker=WORKER)
+    return main(["-m", *given], preflight=no_data_needed, worker=worker)
 
 
 def made(runs: Path) -> list[RunDir]:
@@ -78,11 +78,12 @@ def test_without_a_limit_they_all_run_at_once(slurm: Cluster, tmp_path: Path) ->
     assert most_at_once(made(runs)) == 3
 
 
+@pytest.mark.any_engine
 def test_a_run_that_is_started_again_or_taken_out_of_the_queue_lets_no_other_pass(
-    slurm: Cluster, tmp_path: Path
+    slurm: Cluster, tmp_path: Path, trainer: Trainer
 ) -> None:
     runs = tmp_path / "runs"
-    assert swept(runs, "max_jobs=1", "train.iterations=400,401,402") == 0
+    assert swept(runs, *trainer.words, "max_jobs=1", "train.iterations=120,121,122", worker=trainer.worker) == 0
     first, second, third = made(runs)
     wait_for(lambda: at_work(first))
     assert stop.main([str(second.path)]) == 0

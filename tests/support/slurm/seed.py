@@ -6,8 +6,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,27 @@ SMALL = [
     "parallel.micro_batch_size=1",
 ]
 """A master job of one node, a slave job of two."""
+TRAINED = [
+    "train.log_interval=1",
+    "train.lr_warmup_iterations=0",
+    "model.hidden=32",
+    "model.heads=2",
+    "model.sequence_length=16",
+    "model.vocab_size=101",
+]
+"""A model that real ranks train in milliseconds."""
 MASTER, SLAVE = 0, -1
 """Of the jobs of such a run, with het=jobs."""
 BOTH_WAYS = ("jobs", "hetjob")
 """Of a run on nodes of two groups: `executor.het`."""
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The worker of a run, and the overrides that it needs: the stand-in is about as slow as real ranks."""
+
+    worker: str = WORKER
+    words: Sequence[str] = ("+cluster.environment.ITERATION_S='0.1'",)
 
 
 def submitted(runs: Path, *overrides: str, worker: str = WORKER) -> RunDir:
