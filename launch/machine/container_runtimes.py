@@ -33,21 +33,24 @@ _DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 
 
 _ENROOT_BUILD = """set -e
-tidy() { rm -f "$1.base"; enroot remove --force "$2" > /dev/null 2>&1 || true; }
+base="${1%/*}/.base${1##*/}"
+tidy() { rm -f "$base"; enroot remove --force "$1" > /dev/null 2>&1 || true; }
 trap 'exit 143' TERM
-trap 'tidy "$1" "$2"' EXIT
-tidy "$1" "$2"
-enroot import -o "$1.base" "$3"
-enroot create -n "$2" "$1.base"
+trap 'tidy "$2"' EXIT
+tidy "$2"
+enroot import -o "$base" "$3"
+enroot create -n "$2" "$base"
 NVIDIA_VISIBLE_DEVICES=void enroot start --root --rw -e NVIDIA_VISIBLE_DEVICES "$2" sh -ex -c "$4"
 enroot export -o "$1" "$2"
 """
 """Makes the file $1 of what the lines $4 make of the image $3, by the container $2, which a killed build may have left.
 It shows each line."""
-_APPTAINER_BUILD = """trap 'exit 143' TERM
-trap 'rm -f "$1.def"' EXIT
-printf %s "$2" > "$1.def"
-apptainer build "$1" "$1.def"
+_APPTAINER_BUILD = """set -e
+definition=$(mktemp)
+trap 'exit 143' TERM
+trap 'rm -f "$definition"' EXIT
+printf %s "$2" > "$definition"
+apptainer build "$1" "$definition"
 """
 """Makes the file $1 of the definition $2."""
 
@@ -170,10 +173,10 @@ class Enroot(Runtime):
         return [*super().preparation(container, node_rank), self.create(container, UNKNOWN_NAME)]
 
     def fetch(self, container: RunContainer, file: Path) -> list[str]:
-        assert isinstance(container.image, ImageReference)
+        assert isinstance(container.image, ImageReference) and container.file is not None
         source = f"docker://{container.image.enroot}"
         if container.recipe:
-            name = container_name(file.stem, "recipe", str(file))
+            name = container_name(container.file.stem, str(container.file))  # as its lock, for `tdpp clean`
             return ["sh", "-c", _ENROOT_BUILD, "sh", str(file), name, source, container.recipe]
         return ["enroot", "import", "-o", str(file), source]
 

@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -159,13 +160,27 @@ class Setup:
                 yield _bounded(f"{file}, which node 0 fetches", until)
             return
         _make_folder(file.parent, f"container.image_dir={file.parent}")
-        partial = file.with_name(f".{host}.{file.name}")
         with _Lock(self._private_folder() / f"{container_name(file.stem, str(file))}.lock") as lock:
             yield from lock.take(fcntl.LOCK_EX)
-            partial.unlink(missing_ok=True)  # of a process that was killed
-            if file.is_file():
-                return
             try:
+                yield from self._make(file, file.with_name(f".{host}.{file.name}"), lock)
+            except OSError as error:
+                raise LaunchError(
+                    f"container.image_dir={file.parent}: {error.filename or file} cannot be written on {host} "
+                    f"({error.strerror}); choose a folder that all nodes see and you may write to, with room for images"
+                ) from error
+
+    def _make(self, file: Path, partial: Path, lock: _Lock) -> Doing:
+        """Fetches or builds the image's file, unless another host has done so meanwhile; raises OSError, too."""
+        container = self._container
+        partial.unlink(missing_ok=True)  # of a process that was killed
+        between_hosts = file.with_name(f".lock.{file.name}")
+        with _Lock(between_hosts) as shared:
+            with suppress(OSError):  # a file system without locks: each host makes its own, and the first one's is used
+                yield from shared.take(fcntl.LOCK_EX)
+            try:
+                if file.is_file():
+                    return
                 builds = f"the build of {file.name} from container.recipe" if container.recipe else None
                 yield from self._run(container.runtime.fetch(container, partial), lock, builds)
                 partial.chmod(partial.stat().st_mode & ~0o022)
@@ -175,6 +190,7 @@ class Setup:
                     write_record(file, digest)
             finally:
                 partial.unlink(missing_ok=True)
+                between_hosts.unlink(missing_ok=True)
 
     def _verify(self, file: Path, lock: _Lock | None = None) -> Doing:
         """Raises LaunchError if the image file does not hold what it must."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conf.compose import compose
 from conf.errors import ConfigError
+from launch.commands.clean import main as clean
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.machine.container_commands import run_container
@@ -77,13 +81,67 @@ def test_giving_up_ends_a_build_and_the_next_one_is_whole(double: Runtime, image
     assert double("start", name_of(container), "cat", "/workspace/user").stdout == "0\n"
 
 
-def test_apptainer_builds_it_of_a_definition(apptainer: Runtime, tmp_path: Path) -> None:
+def test_two_hosts_at_once_build_it_once(
+    double: Runtime, image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (double.registry / "nvcr.io#nvidia+pytorch:23.04-py3").write_bytes(image.read_bytes())
+    container = recipe(tmp_path, "enroot", *COMMANDS)
+    (tmp_path / "other").mkdir()
+    hosts = [Setup(container, 0), Setup(replace(container, scratch=tmp_path / "other"), 0)]
+    ready = [False, False]
+
+    def step() -> bool:
+        for number, setup in enumerate(hosts):
+            monkeypatch.setattr(socket, "gethostname", lambda number=number: f"host{number}")
+            ready[number] = ready[number] or setup.step()
+        return all(ready)
+
+    try:
+        wait_for(step)
+    finally:
+        for setup in hosts:
+            setup.close()
+    assert double.calls.count("import") == double.calls.count("export") == 1
+    assert container.file is not None
+    assert sorted(container.file.parent.iterdir()) == [container.file, record_of(container.file)]
+
+
+def test_a_folder_that_cannot_be_written_is_named(double: Runtime, tmp_path: Path) -> None:
+    container = recipe(tmp_path, "enroot", *COMMANDS)
+    assert container.file is not None
+    with pytest.raises(LaunchError, match=r"container.image_dir=/sys: /sys/\S+ cannot be written .* choose a folder"):
+        name_of(replace(container, file=Path("/sys") / container.file.name))
+    assert double.calls == []
+
+
+def test_what_a_killed_build_leaves_is_removed_by_clean(double: Runtime, image: Path, tmp_path: Path) -> None:
+    (double.registry / "nvcr.io#nvidia+pytorch:23.04-py3").write_bytes(image.read_bytes())
+    container = recipe(tmp_path, "enroot", "kill -9 -$(ps -o pgid= -p $PPID | tr -d ' '); sleep 100")
+    assert container.file is not None
+    with pytest.raises(LaunchError, match="was killed by SIGKILL"):
+        name_of(container)
+    folder = container.file.parent
+    assert double("list").stdout and list(folder.iterdir())
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    (tmp_path / "runs").mkdir(exist_ok=True)
+    where = ["--runs-dir", f"{tmp_path}/runs", "--image-dir", str(folder), "--scratch", str(tmp_path)]
+    assert clean([*where, "--older-than", "0", "--yes"]) == 0
+    assert (double("list").stdout, list(folder.iterdir())) == ("", [])
+
+
+def test_apptainer_builds_it_of_a_definition(
+    apptainer: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (apptainer.registry / "nvcr.io+nvidia+pytorch:23.04-py3").write_bytes(MAGIC)
     container = recipe(tmp_path, "apptainer", "echo 'a \"b\" %d' > ../made", "echo again >> ../made")
     name_of(container)
     assert (tmp_path / "made").read_text() == 'a "b" %d\nagain\n'
     assert container.file is not None
     assert sorted(container.file.parent.iterdir()) == [container.file, record_of(container.file)]
+    assert list((tmp_path / "temporary").iterdir()) == []
     with pytest.raises(LaunchError, match=r"exited with 255 .*\n(.*\n)*.*exit status 1"):
         name_of(recipe(tmp_path, "apptainer", "false"))
 
