@@ -17,7 +17,7 @@ from typing import List, Optional
 from megatron_ext.checkpoints.converting import new_checkpoint, weights_of
 from megatron_ext.checkpoints.foreign import hf_files, hf_gpt2, hf_weights
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, tell_kind
-from megatron_ext.checkpoints.meta import Checkpoint
+from megatron_ext.checkpoints.meta import Checkpoint, Meta
 from megatron_ext.checkpoints.part_files import part_names
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.counts import checkpoint_parameter
@@ -52,9 +52,10 @@ def import_(
     twins = {part: family.twins(model, part) for part in part_names(model.layers)}
     return new_checkpoint(
         folder,
-        model,
+        Meta.beginning(model.identity()),
         lambda part: {
-            name: twin.ours(path, found, checkpoint_parameter(model, part, name)) for name, twin in twins[part].items()
+            f"{WEIGHTS}/{name}": twin.ours(path, found, checkpoint_parameter(model, part, name))
+            for name, twin in twins[part].items()
         },
     )
 

@@ -13,6 +13,7 @@ from launch.commands.run_arguments import add_runs_dir
 from launch.commands.translate import add_checkpoint, require_torch
 from launch.errors import LaunchError
 from megatron_ext.checkpoints.kept_weights import kind_of, tell_kind
+from megatron_ext.contract.models.model import ModelConfig
 
 READERS = {
     "huggingface": "from_pretrained of transformers",
@@ -29,17 +30,17 @@ def main(argv: Sequence[str]) -> int:
         TdppError: the run has no checkpoint of a model of such a layout, or the folder cannot be written.
     """
     arguments = parser().parse_args(argv)
-    run = RunDir.find(arguments.runs_dir, arguments.run)
     require_torch("tdpp checkpoint")
     from megatron_ext.checkpoints.converting import HUGGINGFACE, MEGATRON, TDPP, convert
     from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
-    from megatron_ext.checkpoints.foreign.weights import weights_at
     from megatron_ext.checkpoints.publishing import publish
     from megatron_ext.contract.errors import EngineError
     from megatron_ext.contract.rules.engine import LATENT
-    from megatron_ext.contract.run_files import WEIGHTS
     from megatron_ext.inference.held_out import checkpoint_of
 
+    if is_torch_dist(Path(arguments.run)):
+        return _convert_megatrons(arguments, Path(arguments.run), None)
+    run = RunDir.find(arguments.runs_dir, arguments.run)
     plan, out, source = run.read_plan(), arguments.folder, None
     traits = plan.model.traits
     layouts = [TDPP, *([HUGGINGFACE] * (traits.published or traits.megatron_lm)), *([MEGATRON] * traits.megatron_lm)]
@@ -53,34 +54,52 @@ def main(argv: Sequence[str]) -> int:
         )
     if arguments.adapter and not (traits.published and arguments.to == HUGGINGFACE):
         raise LaunchError(f"--adapter: model.family={plan.model.family} has no adapters with --to {arguments.to}")
+    if is_torch_dist(run.checkpoints):
+        return _convert_megatrons(arguments, run.checkpoints, plan.model)
     try:
-        if is_torch_dist(run.checkpoints):  # Megatron-LM's own
-            for flag, given in (("--checkpoint", arguments.checkpoint), ("--weights", arguments.weights)):
-                if given is not None:
-                    raise LaunchError(
-                        f"{flag} {given}: run {run.name} has checkpoints of Megatron-LM, of which the weights of the "
-                        "newest one are read; leave it out"
-                    )
-            kind = WEIGHTS
-            found = run.checkpoints
-            convert(weights_at(run.checkpoints, plan.model), arguments.to, out)
-            if arguments.to != HUGGINGFACE:
-                print("(without the optimizer's state, of which Megatron-LM's is not read)", file=sys.stderr)
+        checkpoint = checkpoint_of(run.path, arguments.checkpoint)
+        kind = kind_of(checkpoint, arguments.weights)
+        if arguments.to == HUGGINGFACE:
+            source = publish(plan, checkpoint, out, kind, arguments.adapter)
         else:
-            checkpoint = checkpoint_of(run.path, arguments.checkpoint)
-            found, kind = checkpoint.folder, kind_of(checkpoint, arguments.weights)
-            if arguments.to == HUGGINGFACE:
-                source = publish(plan, checkpoint, out, kind, arguments.adapter)
-            else:
-                convert(checkpoint, arguments.to, out, kind, plan)
+            convert(checkpoint, arguments.to, out, kind, plan)
     except EngineError as error:
         raise LaunchError(str(error)) from error
     if arguments.to != TDPP:  # which has both
         tell_kind(kind, arguments.weights)
     reader = "peft, as an adapter" if arguments.adapter else READERS[arguments.to]
-    print(f"written: {out}: {found.name} of {run.name}, for {reader}")
+    print(f"written: {out}: {checkpoint.folder.name} of {run.name}, for {reader}")
     if source is not None:
         print(f"with the tokenizer's and generation's files of {source}")
+    return 0
+
+
+def _convert_megatrons(arguments: argparse.Namespace, folder: Path, model: ModelConfig | None) -> int:
+    """Converts the newest checkpoint in a folder of Megatron-LM's; without a `model`, the one that it says it is of."""
+    from megatron_ext.checkpoints.converting import MEGATRON, TDPP, convert
+    from megatron_ext.checkpoints.foreign.megatron_args import model_in
+    from megatron_ext.checkpoints.foreign.megatron_names import Weights
+    from megatron_ext.checkpoints.foreign.torch_dist import folder_of
+    from megatron_ext.contract.errors import EngineError
+
+    for flag in ("checkpoint", "weights", "adapter"):
+        if getattr(arguments, flag):
+            raise LaunchError(
+                f"--{flag}: {folder} has checkpoints of Megatron-LM, of which the newest one is read; leave it out, or "
+                "give the folder of one in place of the run"
+            )
+    try:
+        source = Weights(folder, model_in(folder) if model is None else model, training=arguments.to == TDPP)
+        convert(source, arguments.to, arguments.folder)
+    except EngineError as error:
+        raise LaunchError(str(error)) from error
+    if arguments.to == TDPP and source.reached is None:
+        print("(weights alone, with which a run begins at iteration 0: no optimizer's state is there)", file=sys.stderr)
+    if arguments.to == MEGATRON:
+        print("(weights alone: Megatron-LM itself continues from its own checkpoints)", file=sys.stderr)
+    print(f"written: {arguments.folder}: {folder_of(folder)}, for {READERS[arguments.to]}")
+    if model is None:
+        print("the model: " + " ".join(f"model.{key}={value}" for key, value in source.model.identity().items()))
     return 0
 
 
@@ -88,7 +107,11 @@ def parser() -> argparse.ArgumentParser:
     made = Parser(prog="tdpp checkpoint", description="Give the weights of a trained run to other programs.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
     convert = commands.add_parser("convert", help="write a run's weights into a folder that another program loads")
-    convert.add_argument("run", metavar="RUN", help="a run folder, a name, a job id, or 'latest'")
+    convert.add_argument(
+        "run",
+        metavar="RUN",
+        help="a run folder, a name, a job id, or 'latest'; or a folder that Megatron-LM saved as torch_dist",
+    )
     convert.add_argument("folder", metavar="FOLDER", type=Path, help="the new folder")
     convert.add_argument(
         "--to",

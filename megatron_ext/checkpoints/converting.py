@@ -13,8 +13,8 @@ from torch import Tensor
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.foreign import hf_weights, megatron_names
 from megatron_ext.checkpoints.foreign.hf_files import taken
+from megatron_ext.checkpoints.foreign.megatron_names import Weights
 from megatron_ext.checkpoints.foreign.megatron_optimizer import Reached, training_of
-from megatron_ext.checkpoints.foreign.weights import Weights
 from megatron_ext.checkpoints.header import of_part
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, written
 from megatron_ext.checkpoints.part_files import part_file, part_names
@@ -27,7 +27,7 @@ from megatron_ext.contract.run_files import META, WEIGHTS
 
 HUGGINGFACE, MEGATRON, TDPP = "huggingface", "megatron", "tdpp"
 Content = Callable[[str], Dict[str, Tensor]]
-"""Gives the weights of a part."""
+"""Gives the tensors of a part, each named by its kind and parameter."""
 ContentOfKind = Callable[[str, str], Dict[str, Tensor]]
 """Gives a part's tensors of a kind."""
 
@@ -44,7 +44,7 @@ def convert(
             Nothing is then left of it.
     """
     if to == TDPP and not isinstance(source, Checkpoint):
-        new_checkpoint(out, source.model, source.part)
+        new_checkpoint(out, _meta_of(source), lambda part: _tensors_of(source, part))
         return
     with new_folder(out) as partial:
         if to == HUGGINGFACE:
@@ -69,6 +69,25 @@ def _content(source: Union[Checkpoint, Weights]) -> Tuple[ModelConfig, ContentOf
     return source.model, lambda part, _: source.part(part)
 
 
+def _meta_of(source: Weights) -> Meta:
+    """What a checkpoint says that continues the training of Megatron-Core; with weights alone it begins one."""
+    meta, reached = Meta.beginning(source.model.identity()), source.reached
+    if reached is None:
+        return meta
+    return replace(
+        meta,
+        iteration=reached.iteration,
+        consumed_samples=reached.consumed_samples,
+        updates=reached.updates,
+        scaler=reached.scaler,
+        optimizer=reached.optimizer,
+    )
+
+
+def _tensors_of(source: Weights, part: str) -> Dict[str, Tensor]:
+    return {f"{kind}/{name}": tensor for kind in source.kinds for name, tensor in source.part(part, kind).items()}
+
+
 def weights_of(checkpoint: Checkpoint, part: str, kind: str) -> Dict[str, Tensor]:
     """The tensors of this kind in a part of a GPT's checkpoint; raises EngineError if one is missing or damaged."""
     model, found = checkpoint.meta.config(), read_part(checkpoint, part)
@@ -79,14 +98,12 @@ def weights_of(checkpoint: Checkpoint, part: str, kind: str) -> Dict[str, Tensor
     }
 
 
-def new_checkpoint(folder: Path, model: ModelConfig, content: Content) -> Checkpoint:
-    """Makes a checkpoint of iteration 0 in the new `folder`; raises EngineError as `new_folder` does."""
-    meta = Meta(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model=model.identity())
-    names = part_names(model.layers)
+def new_checkpoint(folder: Path, meta: Meta, content: Content) -> Checkpoint:
+    """Makes a checkpoint of a GPT in the new `folder`; raises EngineError as `new_folder` does."""
+    names = part_names(meta.config().layers)
     with new_folder(folder) as partial:
         for part in names:
-            own = {f"{WEIGHTS}/{name}": tensor for name, tensor in content(part).items()}
-            safetensors.write(part_file(partial, part), own, of_part(part, meta.iteration))
+            safetensors.write(part_file(partial, part), content(part), of_part(part, meta.iteration))
         meta = replace(meta, parts=written(partial, names, meta.iteration))
         (partial / META).write_text(meta.as_json(), encoding="utf-8")
     return Checkpoint(folder, meta)

@@ -46,7 +46,7 @@ class Meta:
     scaler: Optional[Dict[str, float]]
     """The state of fp16's loss scale."""
     order: Optional[Dict[str, float]]
-    """`Samples.order` of the run; None if no sample was consumed."""
+    """`Samples.order` of the run; None if no sample was consumed, or by another program."""
     model: Dict[str, object]
     """`ModelConfig.identity`."""
     optimizer: str = ADAMW
@@ -60,6 +60,11 @@ class Meta:
     parts: Optional[Dict[str, str]] = None
     """For the name of each part, the digest of its file's header, which has the checksum of the tensors. None until
     they are written, and in a checkpoint without checksums."""
+
+    @classmethod
+    def beginning(cls, model: Mapping[str, object]) -> Meta:
+        """Returns that of weights with which a training of a model with this identity begins."""
+        return cls(iteration=0, consumed_samples=0, updates=0, scaler=None, order=None, model=dict(model))
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Meta:
@@ -373,7 +378,7 @@ def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
         EngineError: their files are not there or damaged, or the model's family does not read them.
     """
     family = str(model.get("family", DEFAULT))
-    meta = Meta(0, 0, 0, scaler=None, order=None, model=dict(model))
+    meta = Meta.beginning(model)
     if family_named(family).published:
         tensors_of(path)
     elif family_named(family).megatron_lm:

@@ -77,6 +77,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     # Only a launch needs these, and help and resume do not wait for numpy.
     from data_prep.training import check_for_training
     from megatron_ext.checkpoints import meta
+    from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
     from megatron_ext.contract.errors import EngineError
     from megatron_ext.contract.schedule import check as schedule_check
     from megatron_ext.contract.schedule import iteration
@@ -96,9 +97,15 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     model, parallel = experiment.model, experiment.parallel
     if train.load is not None:
         try:
-            meta.to_load(Path(train.load), model.sized(1).identity(), train, train.iterations)
+            found = meta.to_load(Path(train.load), model.sized(1).identity(), train, train.iterations)
         except EngineError as error:
             raise LaunchError(str(error)) from error
+        if found.published and is_torch_dist(found.folder):
+            text = (
+                f"train.load={train.load}: the weights alone are taken; train.load what tdpp checkpoint convert "
+                f"{train.load} FOLDER --to tdpp makes of it to continue its training"
+            )
+            doubts = [*doubts, text]
     if parallel.schedule_file is not None:
         path = Path(parallel.schedule_file)
         try:

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from megatron_ext.checkpoints.foreign.megatron_optimizer import Training
+from megatron_ext.checkpoints.foreign.megatron_optimizer import KEPT_AS, STATE, Training, reached_in
 from megatron_ext.checkpoints.foreign.torch_dist import (
     RELEASE,
     TRACKER,
@@ -54,6 +54,8 @@ those before experts by either name."""
 _EXPERTS = "mlp.experts.experts."
 _STATES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
 """Layers that ask for a state of FP8, where there may be none."""
+_CHAINED = re.compile(r"^chained_\d+\.")
+"""How names begin where there are several optimizers, before megatron.core 0.14."""
 
 
 class Place(NamedTuple):
@@ -85,17 +87,29 @@ def places(part: str, parameter: str) -> List[Place]:
 
 
 class Weights:
-    """A GPT's weights in a folder of megatron.core's."""
+    """A GPT's weights in a folder of megatron.core's, and what else a training continues from."""
 
-    def __init__(self, folder: Path, model: ModelConfig) -> None:
-        """Looks for all parameters in the folder's index.
+    def __init__(self, folder: Path, model: ModelConfig, training: bool = False) -> None:
+        """Looks for all parameters in the folder's index; with `training` also for the optimizer's state of each, and
+        takes weights of 16 bits in the optimizer's fp32.
 
         Raises:
-            EngineError: one is not there, or has another shape than this model's.
+            EngineError: one is not there, or has another shape than this model's; or there is a state of an optimizer
+                in a form that is not read.
         """
         self._folder, self.model = folder, model
-        self._index = read_index(folder)
-        self._found = {(part, name): self._find(part, name, parameter) for part, name, parameter in _parameters(model)}
+        self._index = {_CHAINED.sub("", name): stored for name, stored in read_index(folder).items()}
+        self.reached = reached_in(folder) if training else None
+        """How far the training has come; None without an optimizer's state."""
+        self.kinds: Mapping[str, Sequence[str]] = (
+            {WEIGHTS: ("",)} if self.reached is None else KEPT_AS[self.reached.optimizer]
+        )
+        """For each kind of tensors how their names may begin."""
+        self._found = {
+            (kind, part, name): self._find(prefixes, part, name, parameter)
+            for kind, prefixes in {**self.kinds, "": ("",)}.items()
+            for part, name, parameter in _parameters(model)
+        }
         deeper = [name for name, stored in self._index.items() if _layers(name, stored) > model.layers]
         if deeper:
             raise EngineError(
@@ -103,8 +117,8 @@ class Weights:
                 f"{model.layers}; give the run the same model"
             )
 
-    def part(self, part: str) -> Dict[str, Tensor]:
-        """The parameters of a part of a checkpoint of ours, in fp32.
+    def part(self, part: str, kind: str = WEIGHTS) -> Dict[str, Tensor]:
+        """What there is of a kind for the parameters of a part of a checkpoint of ours, in fp32.
 
         Raises:
             EngineError: a file is damaged.
@@ -113,28 +127,43 @@ class Weights:
 
         model = self.model
         content: Dict[str, Tensor] = {}
-        for (own, name), found in self._found.items():
-            if own != part:
+        for (of, own, name), found in self._found.items():
+            if (of, own) != (kind, part):
                 continue
-            import torch
-
-            tensor = torch.cat([read(place.name, self._index[place.name], place.at) for place in found])
+            tensor = self._read(found)
+            if kind == WEIGHTS and found[0].name.startswith(STATE):
+                self._require_equal(part, name, tensor, self._read(self._found["", part, name]))
             rows = checkpoint_parameter(model, part, name).rows
             if name.startswith("qkv."):
                 tensor = by_kind(tensor, model.query_groups, qkv_heads(model))
             content[name] = tensor[:rows]
         return content
 
-    def _find(self, part: str, name: str, parameter: Parameter) -> List[Place]:
+    def _read(self, found: Sequence[Place]) -> Tensor:
+        import torch
+
+        return torch.cat([read(place.name, self._index[place.name], place.at) for place in found])
+
+    def _require_equal(self, part: str, name: str, main: Tensor, own: Tensor) -> None:
+        """Raises EngineError if the optimizer's weights are not the model's, but for what 8 bits round."""
+        if not (main - own).abs().max() <= own.abs().max() / 8:
+            raise EngineError(
+                f"{self._folder}: the optimizer's weights of {part} {name} are not the model's, so its state is wrong; "
+                "Megatron-Core saves it so with --dist-ckpt-optim-fully-reshardable if a rank's numbers of a tied "
+                f"embedding are no multiple of 128; train.load={self._folder} takes the model's weights alone"
+            )
+
+    def _find(self, prefixes: Sequence[str], part: str, name: str, parameter: Parameter) -> List[Place]:
         """Its place, or those of the halves of a gated layer, which may be tensors of their own."""
-        candidates = places(part, name)
+        usual = places(part, name)
+        candidates = [one._replace(name=f"{prefix}{one.name}") for prefix in prefixes for one in usual]
         halves = [[Place(f"{one.name}{half}", one.at) for half in ("_w", "_v")] for one in candidates]
         for found in [*([one] for one in candidates), *halves]:
             if all(place.name in self._index for place in found):
                 break
         else:
             raise EngineError(
-                f"{self._folder}: expected a tensor {candidates[0].name}, found {len(self._index)} others"
+                f"{self._folder}: expected a tensor {prefixes[-1]}{usual[0].name}, found {len(self._index)} others"
             )
         shapes = [self._index[place.name].shape for place in found]
         rest = [shape[len(place.at) :] for place, shape in zip(found, shapes)]

@@ -1,9 +1,13 @@
-"""The state of an optimizer in a checkpoint of megatron.core: what its loader and Megatron-LM's continue from."""
+"""The state of an optimizer in a checkpoint of megatron.core: what its loader and Megatron-LM's continue from, and what
+they leave."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from megatron_ext.checkpoints.foreign.torch_dist import COMMON, folder_of, read_common
+from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.contract.train_config import ADAM, ADAMW, KINDS
@@ -11,6 +15,17 @@ from megatron_ext.contract.train_config import ADAM, ADAMW, KINDS
 RESHARDABLE = "fully_reshardable"
 """megatron.core's word for a state by parameters, which any layout loads."""
 FORMAT = {"distrib_optim_sharding_type": RESHARDABLE, "chained_optim_avoid_prefix": True}
+STATE = "optimizer.state."
+KEPT_AS: Mapping[str, Mapping[str, Sequence[str]]] = {
+    optimizer: {
+        # of an optimizer of 16 bits, of one that is sharded, and the model's own
+        WEIGHTS: (f"{STATE}fp32_param.", f"{STATE}param.", ""),
+        KINDS[optimizer][0]: (f"{STATE}exp_avg.",),
+        KINDS[optimizer][1]: (f"{STATE}exp_avg_sq.",),
+    }
+    for optimizer in (ADAMW, ADAM)
+}
+"""For each optimizer, how the names of its tensors of a kind begin."""
 
 
 class Reached(NamedTuple):
@@ -20,6 +35,7 @@ class Reached(NamedTuple):
     consumed_samples: int
     updates: int
     scaler: Optional[Dict[str, float]]
+    optimizer: str = ADAMW
 
 
 class Training(NamedTuple):
@@ -34,11 +50,9 @@ class Training(NamedTuple):
 
 def training_of(plan: Plan, reached: Reached) -> Optional[Training]:
     """Return what Megatron-Core continues from; None where it has no such optimizer, or none was run yet."""
-    if plan.train.optimizer not in (ADAM, ADAMW) or not reached.updates:
+    if plan.train.optimizer not in KEPT_AS or not reached.updates:
         return None
-    moments = zip(KINDS[plan.train.optimizer], ("exp_avg", "exp_avg_sq"))
-    weights = [(WEIGHTS, "fp32_param"), (WEIGHTS, "param")]  # of an optimizer of 16 bits, and of one that is sharded
-    kinds = [(kind, f"optimizer.state.{name}.") for kind, name in (*weights, *moments)]
+    kinds = [(kind, one) for kind, prefixes in KEPT_AS[plan.train.optimizer].items() for one in prefixes if one]
     optimizer: Dict[Any, Any] = _optimizer(plan, reached, expert=False)
     if (plan.expert or 1) > 1:  # then megatron.core has an optimizer for experts
         optimizer = {0: optimizer, 1: _optimizer(plan, reached, expert=True)}
@@ -114,3 +128,65 @@ def _scheduler(plan: Plan, reached: Reached) -> Dict[str, Any]:
         "wd_incr_style": "constant",
         "wd_incr_steps": 0,
     }
+
+
+def reached_in(path: Path) -> Optional[Reached]:
+    """How far the training has come that saved a folder of megatron.core's; None where it saved no optimizer's state.
+
+    Raises:
+        EngineError: what says so is missing or damaged, or the state is not there by parameters.
+    """
+    common, folder = read_common(path), folder_of(path)
+    saved = common.get("optimizer")
+    if not saved:
+        return None
+    way_out = f"train.load={path} takes the weights alone"
+    try:
+        several = [saved[number] for number in sorted(saved)] if 0 in saved else [saved]
+        forms = {one.get("param_state_sharding_type", RESHARDABLE) for one in several}
+        if forms != {RESHARDABLE}:
+            raise EngineError(
+                f"{folder}: the optimizer's state has the form {', '.join(sorted(forms))}, which follows from the "
+                "layout that saved it; have Megatron-LM load it in that layout and save it with "
+                f"--dist-ckpt-optim-fully-reshardable (engine.arguments; Megatron-Core 0.15 or newer), or {way_out}"
+            )
+        args = vars(common["args"]) if "args" in common else {}
+        optimizer = args.get("optimizer", "adam")
+        if optimizer != "adam":
+            raise EngineError(f"{folder}: it has the state of --optimizer {optimizer}, not of adam; {way_out}")
+        consumed = args.get("consumed_train_samples", common.get("opt_param_scheduler", {}).get("num_steps"))
+        return Reached(
+            _count(common["iteration"]),
+            _count(consumed),
+            max(map(_updates, several)),
+            next(filter(None, map(_scaler, several)), None),
+            ADAMW if args.get("decoupled_weight_decay", True) else ADAM,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise EngineError(
+            f"{folder / COMMON}: does not say how far the training has come ({error!r}), as Megatron-LM's does; "
+            f"{way_out}"
+        ) from error
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0 or value != int(value):
+        raise ValueError(f"expected a number of samples or iterations, found {value!r:.80}")
+    return int(value)
+
+
+def _updates(saved: Dict[str, Any]) -> int:
+    """Updates that an optimizer made: torch's counts by parameter, Transformer Engine's and Apex's by group."""
+    inner = saved.get("optimizer", saved)
+    by_group = [group["step"] for group in inner["param_groups"] if group.get("step") is not None]
+    return max(map(_count, [*by_group, inner.get("state", {}).get("common_step", 0)]))
+
+
+def _scaler(saved: Dict[str, Any]) -> Optional[Dict[str, float]]:
+    """The state of fp16's loss scale; None without one that adapts."""
+    found = saved.get("grad_scaler") or {}
+    if "growth_tracker" not in found:
+        return None
+    # which counts down as long as gradients overflow
+    patience = int(found["hysteresis_tracker"])
+    return {"scale": float(found["scale"]), "good": _count(found["growth_tracker"]), "patience": patience}

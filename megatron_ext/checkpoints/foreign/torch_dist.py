@@ -20,7 +20,7 @@ from megatron_ext.contract.files import read_regular, why
 if TYPE_CHECKING:
     from torch import Tensor
 
-METADATA, FORMAT = ".metadata", "metadata.json"
+METADATA, FORMAT, COMMON = ".metadata", "metadata.json", "common.pt"
 TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
 """Megatron-LM's file that names the checkpoint of a folder, and what it says of one with weights alone."""
 _CONFIG = {
@@ -137,24 +137,68 @@ def read(name: str, stored: Stored, at: Sequence[int] = ()) -> Tensor:
 
 
 def _chunk(name: str, chunk: Chunk) -> Tensor:
-    """A chunk, which is what torch.save writes of a tensor: a zip file with a pickle of its form, and its numbers."""
-    import torch
-
+    """A chunk, which is what torch.save writes of a tensor."""
     try:
         with chunk.file.open("rb") as file:
             file.seek(chunk.begin)
             content = file.read(chunk.length)
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            [form] = [one for one in archive.namelist() if one.endswith("/data.pkl")]
-            made = _Records(io.BytesIO(archive.read(form))).load().made_of
-            while isinstance(made[0], _Record):  # a parameter is made of a tensor
-                made = made[0].made_of
-            (_, kind, key, *_), offset, size, stride = made[:4]
-            data = bytearray(archive.read(f"{form[: -len('data.pkl')]}data/{key}"))
-        numbers = torch.frombuffer(data, dtype=getattr(torch, _STORAGES[kind.__name__]))
-        return numbers.as_strided(size, stride, offset).reshape(chunk.sizes)
+        with _Saved(content) as saved:
+            return saved.tensor(saved.content).reshape(chunk.sizes)
     except Exception as error:  # what is damaged raises almost anything
         raise EngineError(f"{chunk.file}: tensor {name} cannot be read there: {why(error)}") from error
+
+
+def read_common(path: Path) -> Dict[str, Any]:
+    """What all ranks of a folder share: tensors of one number are numbers, anything but Python's own values has what it
+    was made of as attributes.
+
+    Raises:
+        EngineError: it is not there, or cannot be read.
+    """
+    file = folder_of(path) / COMMON
+    try:
+        with _Saved(read_regular(file)) as saved:
+            return {str(key): saved.plain(value) for key, value in saved.content.items()}
+    except Exception as error:  # what is damaged raises almost anything
+        raise EngineError(f"{file}: cannot be read as what Megatron-Core's ranks share: {why(error)}") from error
+
+
+class _Saved:
+    """What torch.save writes: a zip file with a pickle of its form, and the numbers of its tensors."""
+
+    def __init__(self, content: bytes) -> None:
+        self._archive = zipfile.ZipFile(io.BytesIO(content))
+        [form] = [one for one in self._archive.namelist() if one.endswith("/data.pkl")]
+        self._data = f"{form[: -len('data.pkl')]}data/"
+        self.content = _Records(io.BytesIO(self._archive.read(form))).load()
+
+    def __enter__(self) -> _Saved:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+    def tensor(self, record: _Record) -> Tensor:
+        import torch
+
+        made = record.made_of
+        while isinstance(made[0], _Record):  # a parameter is made of a tensor
+            made = made[0].made_of
+        (_, kind, key, *_), offset, size, stride = made[:4]
+        numbers = torch.frombuffer(
+            bytearray(self._archive.read(f"{self._data}{key}")), dtype=getattr(torch, _STORAGES[kind.__name__])
+        )
+        return numbers.as_strided(size, stride, offset)
+
+    def plain(self, value: Any) -> Any:
+        """The same with the numbers of tensors that have one."""
+        if isinstance(value, dict):
+            return {key: self.plain(one) for key, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.plain(one) for one in value]
+        if type(value).__name__ == "_rebuild_tensor_v2" and value.made_of[2] in ((), (1,)):
+            return self.tensor(value).item()
+        return value
 
 
 class Written(NamedTuple):
@@ -214,7 +258,7 @@ def write(folder: Path, chunks: Sequence[Written], objects: Sequence[str], commo
             dcp.save({}, storage_writer=FileSystemWriter(folder), planner=Planner())
     except CheckpointException as error:
         raise next(iter(error.failures.values()))[0] from error
-    torch.save(common, folder / "common.pt")
+    torch.save(common, folder / COMMON)
     (folder / FORMAT).write_text(json.dumps(_CONFIG), encoding="utf-8")
 
 
@@ -245,12 +289,20 @@ class _Record:
         if isinstance(state, dict):
             self.__dict__.update({name: value for name, value in state.items() if isinstance(name, str)})
 
+    def __setitem__(self, *_: Any) -> None:
+        """Nothing: what a container such as a defaultdict holds is not kept."""
+
+    append = extend = __setitem__
+
+
+_KNOWN = {("torch", "Size"): tuple, ("collections", "OrderedDict"): dict}
+
 
 class _Records(pickle.Unpickler):
-    """Makes records of everything but shapes, so that nothing in a pickle is called."""
+    """Makes records of everything but shapes and dictionaries, so that nothing in a pickle is called."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return tuple if (module, name) == ("torch", "Size") else type(name, (_Record,), {})
+        return _KNOWN.get((module, name)) or type(name, (_Record,), {})
 
     def persistent_load(self, pid: Any) -> Any:
         return pid  # of a storage: where its numbers are

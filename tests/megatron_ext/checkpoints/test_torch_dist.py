@@ -120,10 +120,10 @@ def test_a_run_of_megatron_lm_is_converted(
     (theirs / "plan.json").write_text(json.dumps({**plan, "engine": "megatron_lm"}))
     for to in ("tdpp", "huggingface"):
         assert cli.main(["checkpoint", "convert", str(theirs), str(tmp_path / to), "--to", to]) == 0
-        assert ("without the optimizer's state" in capsys.readouterr().err) == (to == "tdpp")
+        assert ("weights alone" in capsys.readouterr().err) == (to == "tdpp")
     words = ["checkpoint", "convert", str(theirs), str(tmp_path / "other"), "--to", "tdpp"]
     assert cli.main([*words, "--checkpoint", "iter_0000001"]) == 1
-    assert "--checkpoint iter_0000001: run" in capsys.readouterr().err
+    assert "--checkpoint: " in capsys.readouterr().err
     expected = Checkpoint.at(run.run.path)
     found = {
         "tdpp": lambda part: weights_of(Checkpoint.at(tmp_path / "tdpp"), part, "weights"),
