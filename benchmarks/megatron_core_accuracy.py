@@ -3,8 +3,8 @@
 `tdpp profile engine=megatron_core` measures a small model, dense and with experts, on this machine's cores. Plans are
 drawn, predicted from this profile, and trained on CPU ranks. Because there are more ranks than cores, each layer also
 sleeps, in both passes, for a time that the prediction knows: so most of the time of a layer is given, and the rest of
-it, the schedule, messages, sums of gradients, all-to-alls and the optimizer are Megatron-Core's own. No time of these
-runs goes into a prediction.
+it, the schedule, messages, sums of gradients, all-to-alls and the optimizer are Megatron-Core's own. Layers sleep while
+they are measured, too (`benchmarks.sleeping_layers`). No time of these runs goes into a prediction.
 
   --plans N   dense plans to draw (8), besides two with experts and three whose ranks share sequences
   --seed N    of the draw (3)
@@ -18,26 +18,22 @@ import os
 import random
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from torch import Tensor, nn
-
-from benchmarks import sleeping
-from benchmarks.accuracy import Outcome, outcome, summary, tdpp, told
+from benchmarks import sleeping, sleeping_layers
+from benchmarks.accuracy import Outcome, outcome, summary, told
 from benchmarks.accuracy_cases import Case
-from benchmarks.sleeping import Pass
+from benchmarks.sleeping_layers import SLEEP
 from conf.errors import ConfigError
 from fasop.costs.hardware import NodeKind
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import Cost, LayerProfile
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.predict import predict_plan
+from launch.commands import profile as profiling
 from megatron_ext.core.families import CoreFamily
 
 LAYERS = 8
@@ -51,9 +47,6 @@ TRAIN = (
     "train.lr_warmup_iterations=1",
 )
 MICRO_BATCHES = (1, 2)
-SLEEP = Pass(forward=0.030, backward=0.045)
-"""A layer's, for each sample of a micro-batch, on a machine with a core for each rank; with fewer cores ranks wait for
-each other to compute, and layers sleep longer in proportion. Where ranks share sequences, each sleeps as long."""
 MOST_RANKS = 8
 MOST_SHARING = 4
 """Ranks of a plan with context parallelism: in each layer all of a group wait for each other, and so for a core."""
@@ -108,7 +101,12 @@ def _draw(source: random.Random, kind: str) -> tuple[str, ...] | None:
 
 
 def compared(case: Case, profile: LayerProfile) -> Outcome:
-    """A run whose layers compute and sleep, beside its prediction."""
+    """A run whose layers compute and sleep, beside its prediction.
+
+    A layer sleeps `SLEEP` for each sample of a micro-batch on a machine with a core for each rank. With fewer cores,
+    ranks wait for each other to compute, and layers sleep longer in proportion. Where ranks share sequences, each
+    sleeps as long.
+    """
     experiment = case.experiment
     group = next(iter(experiment.cluster.groups.values()))
     parallel = experiment.parallel
@@ -124,16 +122,16 @@ def compared(case: Case, profile: LayerProfile) -> Outcome:
     plan = PlacedTraining(training=Training.of(experiment), partition=experiment.partition, nodes=[kind])
     prediction = predict_plan(plan)
     samples = parallel.micro_batch_size / parallel.context  # ranks of a group share each
-    made = _sleeping(CoreFamily.make, factor * samples)
+    made = sleeping_layers.sleeping(CoreFamily.make, factor * samples)
     with mock.patch.object(CoreFamily, "make", made), tempfile.TemporaryDirectory() as folder:
         return outcome(case, prediction, sleeping.run(Path(folder), experiment, None))
 
 
 def _slowed(profile: LayerProfile, factor: float) -> LayerProfile:
-    """The same with the time that layers sleep."""
+    """The same with the time that layers sleep, of which they slept `SLEEP` when they were measured."""
 
     def longer(layer: Cost, samples: int) -> Cost:
-        slept = (factor * seconds * samples * 1e3 for seconds in (SLEEP.forward, SLEEP.backward))
+        slept = ((factor * samples - 1) * seconds * 1e3 for seconds in (SLEEP.forward, SLEEP.backward))
         forward, backward = slept
         return replace(layer, forward=layer.forward + forward, backward=layer.backward + backward)
 
@@ -147,41 +145,16 @@ def _slowed(profile: LayerProfile, factor: float) -> LayerProfile:
     )
 
 
-def _sleeping(make: Callable[..., nn.Module], samples: float) -> Callable[..., nn.Module]:
-    """Makes chunks as `make` does, whose layers sleep after they have computed."""
-
-    def made(*of: Any) -> nn.Module:
-        chunk: Any = make(*of)
-        for layer in chunk.decoder.layers:
-            layer.forward = partial(_then_sleeps, layer.forward, samples)
-        return chunk  # type: ignore[no-any-return]
-
-    return made
-
-
-def _then_sleeps(forward: Callable[..., tuple[Tensor, Any]], samples: float, *given: Any, **named: Any) -> Any:
-    left, context = forward(*given, **named)
-    slept = sleeping.Sleep.apply(left, samples * SLEEP.forward, lambda: time.sleep(samples * SLEEP.backward))  # type: ignore[no-untyped-call]
-    return slept, context
-
-
 def profiled(*model: str) -> LayerProfile:
-    """What `tdpp profile` finds, on as many ranks as there are cores."""
+    """What `tdpp profile` finds of layers that sleep, on as many ranks as there are cores."""
     with tempfile.TemporaryDirectory() as folder:
         file = f"{folder}/measured.yaml"
         sizes = f"micro_batches={','.join(map(str, MICRO_BATCHES))}"
         tensors = "tensor_sizes=1" if model else "tensor_sizes=1,2"
-        tdpp(
-            "the profile",
-            "profile",
-            *MODEL,
-            *model,
-            tensors,
-            sizes,
-            "seconds=2",
-            f"profile={file}",
-            f"runs_dir={folder}",
-        )
+        written = (f"profile={file}", f"runs_dir={folder}", "seconds=10")
+        code = profiling.main([*MODEL, *model, tensors, sizes, *written], worker=sleeping_layers.__name__)
+        if code:
+            raise SystemExit("the parts could not be measured")
         return read_profile(file)
 
 
