@@ -23,6 +23,7 @@ from torch._dynamo.backends.registry import lookup_backend
 
 from megatron_ext import train, worker
 from megatron_ext.contract import parallel_config
+from megatron_ext.core.engine import CoreEngine
 from megatron_ext.engine import engine
 from megatron_ext.engine.executor.executor import Executor
 from megatron_ext.engine.gradients import flat
@@ -104,7 +105,7 @@ def finite(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]
 
 
 def main(plan: str, node: str, job: str | None = None) -> int:
-    for each in (engine.Engine, StreamingEngine):
+    for each in (engine.Engine, StreamingEngine, CoreEngine):
         marked(each)
     marked_loading()
     for name in ("_forward", "_backward"):
