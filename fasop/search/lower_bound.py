@@ -53,7 +53,13 @@ class _Alone:
     embedding: Floats
 
     def of(self, kinds: Sequence[int]) -> _Alone:
-        return _Alone(**{field.name: getattr(self, field.name)[..., kinds] for field in fields(self)})
+        return _Alone(
+            first=self.first[kinds],
+            sums=self.sums[:, kinds],
+            last=self.last[kinds],
+            handing=self.handing[:, kinds],
+            embedding=self.embedding[kinds],
+        )
 
     def or_less(self, other: _Alone, where: NDArray[np.bool_]) -> _Alone:
         """Return the less of both for the kinds `where` that may be, but for the embedding's."""
@@ -101,6 +107,7 @@ class LowerBounds:
         self._names = [kind.name for kind in kinds]
         self._times: dict[tuple[int, int, int, int, Recompute], Sequence[LayerTimes]] = {}
         self._alone: dict[tuple[int, ...], _Alone] = {}
+        self._alone_of_some: dict[tuple[int, ...], _Alone] = {}
         self._nodes: dict[tuple[int, int], Nodes] = {}
         self._links: dict[tuple[int, ...], _OnLinks] = {}
 
@@ -178,13 +185,13 @@ class LowerBounds:
         gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
         width = np.array([[one.parallel.tensor_size * one.parallel.data] for one in plans])
         most = max(one.parallel.pipeline for one in plans)
-        passes = np.array([_passes(way, one.parallel.pipeline, _micro_batches(one, kinds), most) for one in plans])
+        sizes = [(one.parallel.pipeline, _micro_batches(one, kinds)) for one in plans]
+        passes = np.array([_passes(way.schedule, way.chunks, *size, most) for size in sizes])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
         left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
-        in_turn = way.schedule.definition.in_turn
-        turn = np.array([[in_turn(one.parallel.pipeline, _micro_batches(one, kinds))] for one in plans])
-        then = np.array([_then(way, one.parallel.pipeline, _micro_batches(one, kinds)) for one in plans])
-        count = np.array([[[_micro_batches(one, kinds)]] for one in plans])
+        turn = np.array([[way.schedule.definition.in_turn(*size)] for size in sizes])
+        then = np.array([_then(way.schedule, way.chunks, *size) for size in sizes])
+        count = np.array([[[number]] for _, number in sizes])
         busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
         if plans[0].blocks.alike:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
@@ -311,6 +318,14 @@ class LowerBounds:
         return total, float(hop.min()), float(np.minimum(busy, hop).max())
 
     def _alone_on(self, one: Training, way: Way, kinds: Sequence[NodeKind]) -> _Alone:
+        p, some = one.parallel, self._some(kinds)
+        sizes = p.tensor_size, p.data, p.world_size, p.context, p.expert
+        key = way.sharded, *sizes, *some, *(kind.group.count for kind in kinds)
+        if key not in self._alone_of_some:
+            self._alone_of_some[key] = self._find_alone(one, way, kinds)
+        return self._alone_of_some[key]
+
+    def _find_alone(self, one: Training, way: Way, kinds: Sequence[NodeKind]) -> _Alone:
         """What the plan takes beside its layers, by these kinds.
 
         Where nodes differ in GPUs, it is of a stage that lies in a node if there is room for it, and else of one whose
@@ -435,21 +450,20 @@ def _of_mixed_replicas(
 
 
 @lru_cache(maxsize=4096)
-def _passes(way: Way, stages: int, micro_batches: int, places: int) -> Floats:
+def _passes(schedule: Schedule, chunks: int, stages: int, micro_batches: int, places: int) -> Floats:
     """[2, chunks, places]: forward and backward passes left; without end in the places behind the last stage."""
-    left = passes_left(way.schedule, stages, way.chunks, micro_batches)
+    left = passes_left(schedule, stages, chunks, micro_batches)
     found = np.full((2, len(left.forward), places), np.inf)
     found[..., :stages] = left.forward, left.backward
     return found
 
 
 @lru_cache(maxsize=4096)
-def _then(way: Way, stages: int, micro_batches: int) -> tuple[float, float]:
+def _then(schedule: Schedule, chunks: int, stages: int, micro_batches: int) -> tuple[float, float]:
     """Forward and backward passes of all chunks that any stage has left after those in turn, if each chunk has as few
     as any."""
-    turn = way.schedule.definition.in_turn(stages, micro_batches)
-    left = passes_left(way.schedule, stages, way.chunks, micro_batches, turn)
-    return way.chunks * float(left.forward.min()), way.chunks * float(left.backward.min())
+    left = passes_left(schedule, stages, chunks, micro_batches, schedule.definition.in_turn(stages, micro_batches))
+    return chunks * float(left.forward.min()), chunks * float(left.backward.min())
 
 
 def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float:

@@ -197,9 +197,9 @@ def iterations(
     queues = may_queue(schedule, least, lines.traffic)
 
     def seconds(links: _Links | None, some: NDArray[np.int64] | slice) -> Floats:
-        every = [_compiled(schedule, micro_batches, times, links) for times in lines.times]
-        actions, slots, _, send, _, busy, link = every[1]
-        compute, start = np.array([one[2] for one in every]), np.array([times.start for times in lines.times])
+        actions, slots, own, send, _, busy, link = _compiled(schedule, micro_batches, now, links)
+        compute = np.array([own if times is now else _compute(times) for times in lines.times])
+        start = np.array([times.start for times in lines.times])
         of_moves = [number[some] for number in moves]
         return compiled.moved(
             actions, slots, compute, send, start, busy, link, lines.exposed, lines.embedding, *of_moves
@@ -347,11 +347,20 @@ def _compiled(
     """Return the arguments of `compiled.ends`."""
     stages, pipelines = times.start.shape
     actions, slots = _actions(schedule, stages, len(times.forward) // stages, micro_batches)
-    compute, send, busy = (
-        np.array([np.broadcast_to(kind, (len(kind), pipelines)) for kind in kinds])
-        for kinds in (_passes(times), times[2:4], 2 * [times.start[:0]] if links is None else links.busy)
-    )
-    return actions, slots, compute, send, times.start, busy, None if links is None else np.array(links.of, np.intc)
+    send, busy = np.empty((2, stages, pipelines)), np.empty((2, 0 if links is None else len(times.forward), pipelines))
+    send[0], send[1] = times.send_forward, times.send_backward
+    if links is not None:
+        busy[0], busy[1] = links.busy
+    of_links = None if links is None else np.array(links.of, np.intc)
+    return actions, slots, _compute(times), send, times.start, busy, of_links
+
+
+def _compute(times: Times) -> Floats:
+    """[kinds, parts, pipelines]: what passes of each kind take."""
+    found = np.empty((len(Pass), len(times.forward), times.start.shape[1]))
+    for kind, taken in enumerate(_passes(times)):
+        found[kind] = taken
+    return found
 
 
 @lru_cache(maxsize=4096)
