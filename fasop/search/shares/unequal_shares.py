@@ -8,8 +8,9 @@ those that are best without shares, then moved one by one.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -61,7 +62,7 @@ def explore_shares(
             break
         kinds = sets[number]
         if _worth(keep, kinds, least) and (group := fitting([one], order)) is not None:
-            keep.add([plan for plan in _plans(group, least, until) if _worth(keep, kinds, plan.total)])
+            keep.add([*_plans(group, least, until, partial(_worth, keep, kinds))])
 
 
 def _worth(keep: PlanCollector, kinds: Sequence[NodeKind], seconds: float) -> bool:
@@ -147,8 +148,9 @@ def _micro_batches(time: float, first: float, stages: int) -> float:
     return float(first / (1 - (1 - first / time) ** (1 / stages)))
 
 
-def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
-    """Yield the best plan that is found of each candidate, if its shares are unequal and it fits into memory."""
+def _plans(group: Candidates, least: float, until: float, worth: Callable[[float], bool]) -> Iterator[Plan]:
+    """Yield the best plan that is found of each candidate, if its shares are unequal, it fits into memory, and its
+    seconds are worth it."""
     partitions, _ = search_partitions(Bounded.of(group))
     for column in range(len(group)):
         nodes = [group.kinds[kind] for kind in group.orders[column]]
@@ -157,8 +159,8 @@ def _plans(group: Candidates, least: float, until: float) -> Iterator[Plan]:
         training = replace(training, parallel=replace(training.parallel, node_order=order))
         shares = _Shares(PlacedTraining(training=training, partition=Partition(()), nodes=nodes))
         layers = _moved(shares, partitions[:, column].tolist(), until)
-        counts = shares.best(layers).counts
-        if len(set(counts)) > 1:
+        counts, seconds = shares.best(layers)
+        if len(set(counts)) > 1 and worth(seconds):
             parallel = replace(training.parallel, partition=layers, shares=counts)
             placed = PlacedTraining(
                 training=replace(training, parallel=parallel), partition=Partition(layers), nodes=nodes

@@ -105,14 +105,14 @@ def simulate(
     actions = schedule["actions"]
     begins = begin or [0.0] * len(actions)
     if blocking and schedule["chunks"] > 1:
-        every = rendezvous.events(schedule["micro_batches"], _as_arrays(times, begins))
+        every = rendezvous.events(schedule["micro_batches"], as_arrays(times, begins))
         return [Event(stage, *one) for stage, own in enumerate(every) for one in own]
     one_each = (1,) * len(actions)
     replay = (_Blocking if blocking else TimedReplay)(Layout(one_each, one_each), actions, times, begins)
     return [event for events in replay.run() for event in events]
 
 
-def _as_arrays(times: Sequence[StageTimes], begins: Sequence[float]) -> Times:
+def as_arrays(times: Sequence[StageTimes], begins: Sequence[float]) -> Times:
     """The same of one pipeline."""
     columns = (
         [one.forward[chunk] for chunk in range(len(times[0].forward)) for one in times],

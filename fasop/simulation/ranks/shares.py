@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from fasop.costs.parallelism import Parallelism
 from fasop.simulation.iteration import Durations, replay
+from fasop.simulation.loaded import PartitionedPipelines
+from fasop.simulation.ranks.replay import as_arrays
+from fasop.simulation.vectorised import Traffic
+from megatron_ext.contract.parallel_config import Schedule
 from megatron_ext.contract.schedule.iteration import as_json, schedule
 
 CLOSE = 1e-9
@@ -35,9 +43,32 @@ class Replica:
         if count not in self._known:
             if self._alone and count > 2:  # one stage waits for nobody: each micro-batch takes the same
                 return self.seconds(2) + (count - 2) * (self.seconds(2) - self.seconds(1))
-            lists = schedule(self._name, len(self._durations.times), self._chunks, count)
-            self._known[count] = replay(as_json(lists, self._chunks, count), self._durations)[0]
+            self._known[count] = self._iteration(count)
         return self._known[count]
+
+    def _iteration(self, count: int) -> float:
+        if not self._durations.blocking:
+            return float(replace(self._pipeline, micro_batches=count).iteration()[0])
+        lists = schedule(self._name, len(self._durations.times), self._chunks, count)
+        return replay(as_json(lists, self._chunks, count), self._durations)[0]
+
+    @cached_property
+    def _pipeline(self) -> PartitionedPipelines:
+        """The one pipeline of the stages, with a micro-batch."""
+        one, stages = self._durations, len(self._durations.times)
+        forward, backward = (
+            np.array([[times.sends(kind)[1]] for times in one.times]) for kind in ("forward-send", "backward-send")
+        )
+        one_way_out = np.array([times.one_way_out or stages == 2 for times in one.times])
+        return PartitionedPipelines(
+            schedule=Schedule(self._name),
+            micro_batches=1,
+            blocking=False,
+            times=as_arrays(one.times, one.optimizer),
+            traffic=Traffic(forward, backward, one_way_out),
+            exposed=np.array([one.gradients]).T,
+            embedding=np.array([one.embedding if stages > 1 else 0.0]),
+        )
 
 
 def replicas_of(parallel: Parallelism, every: Sequence[Durations]) -> list[Replica]:
