@@ -85,7 +85,8 @@ def keep_code(file: Path, run: RunDir) -> Snapshot:
         copy.chmod(path.stat().st_mode & 0o555)  # an editor says that this is not the place to change it
     linked, left_out = _link_others(base, run.code_tree, chosen, runs)
     if git.root is not None:
-        write_atomic(run.code_diff, git.text("diff", "--no-ext-diff", "--binary", "HEAD") or "")
+        diff = "" if git.changed == [] else git.text("diff", "--no-ext-diff", "--binary", "HEAD")
+        write_atomic(run.code_diff, diff or "")
     return Snapshot(
         root=root,
         file=run.code_tree / file.relative_to(base),

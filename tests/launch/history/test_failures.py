@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.history.failures import DAY_S, TRUSTED, USUAL_DAYS, between_failures, mean_time_between_failures
+from launch.history.failures import DAY_S, NEWEST, TRUSTED, USUAL_DAYS, between_failures, mean_time_between_failures
 from launch.history.record import HostRecord, RunRecord
 from launch.judge.state import State
 
@@ -41,7 +41,7 @@ def test_what_a_program_does_is_no_failure_of_a_node() -> None:
 
 def test_the_newest_records_in_a_folder_of_runs_are_read(tmp_path: Path) -> None:
     assert mean_time_between_failures(["A10"], tmp_path / "none") == pytest.approx(USUAL_DAYS * DAY_S)
-    records = [run(number, 1.0, "node-failed" if number < 10 else "") for number in range(110)]
+    records = [run(number, 1.0, "node-failed" if number < 10 else "") for number in range(NEWEST + 10)]
     for number, record in enumerate(records):
         folder = tmp_path / "xl" / f"20261101-{number:06d}-0"
         folder.mkdir(parents=True)
