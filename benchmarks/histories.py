@@ -11,10 +11,9 @@ import resource
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 
-from launch.history.record import HostRecord, RunRecord
+from launch.history.record import HostRecord, RunRecord, as_json
 from launch.judge.state import State
 
 HOSTS = [f"gpu2-{number:03d}" for number in range(1, 9)]
@@ -23,12 +22,24 @@ HOUR_S = 3600.0
 
 
 def record(number: int, drawn: random.Random) -> RunRecord:
-    hosts = []
-    for stage, host in enumerate(drawn.sample(HOSTS, len(HOSTS))):
+    hosts, order = [], drawn.sample(HOSTS, len(HOSTS))
+    for stage, host in enumerate(order):
         took = (5.0 + stage) * (1.1 if host == SLOW else 1.0) * drawn.gauss(1.0, 0.03)
         uuids = tuple(f"GPU-{host}-{gpu}" for gpu in range(4))
         work = {f"{drawn.choice('abc')}{stage}": took}
-        hosts.append(HostRecord(host=host, node=f"gpu2-{stage}", gpu="a10", uuids=uuids, rank_hours=4.0, work=work))
+        links = {f"{stage} {order[stage + 1]}": 2.0 * drawn.gauss(1.0, 0.1)} if stage + 1 < len(order) else {}
+        hosts.append(
+            HostRecord(
+                host=host,
+                node=f"gpu2-{stage}",
+                gpu="a10",
+                uuids=uuids,
+                driver="550.54.15",
+                rank_hours=4.0,
+                work=work,
+                links=links,
+            )
+        )
     began = number * HOUR_S
     return RunRecord(
         run=f"xl/{number}", state=State.succeeded, began_unix=began, ended_unix=began + HOUR_S, hosts=tuple(hosts)
@@ -44,7 +55,7 @@ def main() -> None:
             folder = Path(runs) / f"xl{number % 10}" / f"20260101-000000Z-{number:08x}"
             folder.mkdir(parents=True)
             (folder / "jobs.json").write_text("{}")
-            (folder / "history.json").write_text(json.dumps(asdict(record(number, drawn)), indent=1))
+            (folder / "history.json").write_text(json.dumps(as_json(record(number, drawn)), indent=1))
         command = [sys.executable, "-m", "launch.cli", "nodes", "--runs-dir", runs]
         told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

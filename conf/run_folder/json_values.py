@@ -91,13 +91,13 @@ def _object(kind: Any, content: Any) -> Any:
     if not needed.keys() <= content.keys():
         lacking = ", ".join(name for name in needed if name not in content)
         raise _Unfit(f", or of another version of tdpp: {{it}} lacks {lacking}")
-    found = {}
-    for name, read in fields.items():
-        if name in content:
-            try:
-                found[name] = read(content[name])
-            except _Unfit as error:
-                raise error.within(name) from None
+    found, name = {}, ""
+    try:
+        for name, value in content.items():
+            if (read := fields.get(name)) is not None:
+                found[name] = read(value)
+    except _Unfit as error:
+        raise error.within(name) from None
     try:
         return kind(**found)
     except ValueError as error:
@@ -131,6 +131,8 @@ def _reader(hint: Any) -> Read:
     convert = float if hint is float else None
 
     def scalar(value: Any) -> Any:
+        if type(value) is hint and hint is not int:  # most values: any text, any number with a point
+            return value
         if not holds(value):
             raise _unfit(value, words)
         return value if convert is None else convert(value)
@@ -169,12 +171,12 @@ def _by_name(read: Read) -> Read:
     def by_name(value: Any) -> Any:
         if not isinstance(value, dict):
             raise _unfit(value, "a JSON object")
-        found = {}
-        for name, item in value.items():
-            try:
+        found, name = {}, ""
+        try:
+            for name, item in value.items():
                 found[name] = read(item)
-            except _Unfit as error:
-                raise error.within(name) from None
+        except _Unfit as error:
+            raise error.within(name) from None
         return found
 
     return by_name

@@ -20,7 +20,6 @@ from conf.run_folder.gpu_lines import GpuEntry, entries
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
 from conf.visible import plural
-from launch.commands.launching.excluded import unhealthy
 from launch.commands.launching.preflight import Preflight, preflight
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control.follow import interruptible, stopped_if_interrupted
@@ -33,6 +32,9 @@ from launch.doctor.judge import Case, judge
 from launch.doctor.login import HERE, jobs_check, login_checks
 from launch.errors import LaunchError
 from launch.files.run_files import agent_logs, read_submitted
+from launch.history.hosts import Health, Host, hosts_of
+from launch.history.ledger import announcement, records
+from launch.history.record import driver_of
 from launch.judge.node_reports import last_words
 from launch.observe.look import observe
 from launch.observe.observation import Job, Observation, SeenNode
@@ -146,16 +148,31 @@ def _examine(
             (group, node.name, node.unseen) for group, node in zip(groups, seen.nodes, strict=True) if node.unseen
         ),
     )
-    return run.path, checks + judge(case) + list(_from_history(Path(experiment.runs_dir), seen))
+    runs = Path(experiment.runs_dir)
+    examined = [
+        (place.group, node.host, driver_of(run, node.name)) for place, node in zip(plan.nodes, seen.nodes, strict=True)
+    ]
+    return run.path, checks + judge(case) + list(from_history(hosts_of(records(runs, announcement(runs))), examined))
 
 
-def _from_history(runs: Path, seen: Observation) -> Iterator[Check]:
-    """What earlier runs say of the hosts that are examined now."""
-    known = {name: host for host in unhealthy(runs) for name in (host.name, *host.before)}
-    for place, node in zip(seen.plan.nodes, seen.nodes, strict=True):
-        if (host := known.get(node.host or "")) is not None:
-            text = f"{node.host} is {host.health} by earlier runs: {host.why}; cluster.exclude=[auto] leaves it out"
-            yield Check(level=Level.warning, where=place.group, what="history", text=text)
+def from_history(hosts: Sequence[Host], examined: Sequence[tuple[str, str | None, str | None]]) -> Iterator[Check]:
+    """What earlier runs say of the hosts that are examined now: of each its group, its name and its GPUs' driver."""
+    known = {name: host for host in hosts for name in (*host.before, host.name)}
+    names = {host.name for _, name, _ in examined if (host := known.get(name or "")) is not None}
+    for group, name, driver in examined:
+        host = known.get(name or "")
+        if host is None:
+            continue
+        found = []
+        if host.health is not Health.healthy:
+            found.append(f"{name} is {host.health} by earlier runs: {host.why}; cluster.exclude=[auto] leaves it out")
+        if driver is not None and host.driver is not None and driver != host.driver[0]:
+            found.append(
+                f"{name} has driver {driver}, and had {host.driver[0]} in {host.driver[1]}: times of earlier runs and "
+                f"profiles may not hold ('tdpp profile' measures them again)"
+            )
+        found += [f"{host.name} - {other}: {why}" for other, why in host.links.items() if other in names]
+        yield from (Check(level=Level.warning, where=group, what="history", text=text) for text in found)
 
 
 def _readings(path: Path) -> tuple[GpuEntry, ...]:

@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     if arguments.page is not None:
         from reports.pages import nodes_page
 
-        page = nodes_page.render([_line(host) for host in chosen], str(folder.absolute()), COLUMNS, RUN_COLUMNS)
+        links = [link for host in chosen for link in host.slow_links]
+        page = nodes_page.render([_line(host) for host in chosen], links, str(folder.absolute()), COLUMNS, RUN_COLUMNS)
         write(arguments.page, page)
         print(arguments.page)
     elif arguments.json:
@@ -41,9 +42,8 @@ def main(argv: Sequence[str]) -> int:
         _print_one(chosen[0])
     else:
         print(visible(plain(COLUMNS, [cells(host) for host in hosts])))
-        for host in hosts:
-            if host.why:
-                print(visible(str(host)))
+        for told in [*(str(host) for host in hosts if host.why), *(link for host in hosts for link in host.slow_links)]:
+            print(visible(told))
     return 0
 
 
@@ -100,7 +100,7 @@ def run_cells(run: Run) -> list[str]:
 
 
 def _print_one(host: Host) -> None:
-    print(visible(str(host)))
+    print(visible("\n".join([str(host), *host.slow_links])))
     print(visible(plain(RUN_COLUMNS, [run_cells(run) for run in host.runs])))
 
 
@@ -112,6 +112,8 @@ def _object(host: Host) -> dict[str, Any]:
         "why": host.why,
         "gpu": host.gpu,
         "uuids": list(host.runs[-1].node.uuids),
+        "driver": host.driver[0] if host.driver else None,
+        "slow_links": host.slow_links,
         "rank_hours": round(host.rank_hours, 4),
         "slower": host.slower,
         "runs": [

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from statistics import median
+from statistics import median, median_low
 
 from conf.visible import plural
+from launch.history.links import Links
 from launch.history.record import HostRecord, RunRecord
 
 RECENT = 20
@@ -18,6 +19,11 @@ SLOWER = 1.05
 """Times as long as other hosts take for the same work, from which a host is slow."""
 AGAIN = 1.02
 """At least three of four of its runs show this much: a host is not slow for one run beside somebody else's job."""
+SLOWER_LINK = 1.5
+AGAIN_LINK = 1.2
+"""The same two for messages, whose times vary more."""
+LINK_RUNS = 5 * RECENT
+"""A link between two hosts is judged by so many of their last runs, of which few use it."""
 SLOW_RUNS = 3
 """Runs from which on it can be known whether a host is slow."""
 FAILURES = 2
@@ -63,9 +69,16 @@ class Host:
     health: Health
     why: str
     """In words, what is wrong and since when; empty of a healthy one."""
+    links: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with slow links to hosts with later names, where neither host is slow to all others."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.health}" + (f": {self.why}" if self.why else "")
+
+    @property
+    def slow_links(self) -> list[str]:
+        """In words."""
+        return [f"{self.name} - {other}: {why}" for other, why in self.links.items()]
 
     @property
     def rank_hours(self) -> float:
@@ -76,11 +89,17 @@ class Host:
         """The median over its last runs."""
         return _slower(self.runs[-RECENT:])
 
+    @property
+    def driver(self) -> tuple[str, str] | None:
+        """That of its GPUs when it was last known, and the run that noted it."""
+        known = ((run.node.driver, run.run.run) for run in reversed(self.runs) if run.node.driver)
+        return next(known, None)
+
 
 def hosts_of(records: Sequence[RunRecord]) -> list[Host]:
     """Every host of the records, by name. Records come oldest first."""
     machines = _machines(records)
-    peers = _peers(records, machines)
+    peers, links = _peers(records, machines), Links(records, machines)
     found = defaultdict[str, list[Run]](list)
     for record in records:
         for host in record.hosts:
@@ -89,7 +108,18 @@ def hosts_of(records: Sequence[RunRecord]) -> list[Host]:
     alike = defaultdict[str, list[Run]](list)
     for runs in found.values():
         alike[runs[-1].node.gpu] += runs
-    return sorted((_host(runs, alike[runs[-1].node.gpu]) for runs in found.values()), key=lambda host: host.name)
+    names = {machine: runs[-1].node.host for machine, runs in found.items()}
+    slow = {machine: told for machine, runs in found.items() if (told := _slow_network(machine, runs, links))}
+    return sorted(
+        (
+            replace(
+                _host(runs, alike[runs[-1].node.gpu], slow.get(machine)),
+                links=dict(_slow_links(machine, runs, links, {m: n for m, n in names.items() if m not in slow})),
+            )
+            for machine, runs in found.items()
+        ),
+        key=lambda host: host.name,
+    )
 
 
 def _machines(records: Sequence[RunRecord]) -> dict[str, str]:
@@ -105,7 +135,8 @@ def _machines(records: Sequence[RunRecord]) -> dict[str, str]:
     for record in records:
         for host in record.hosts:
             for uuid in host.uuids:
-                same[root(of_gpu.setdefault(uuid, host.host))] = root(host.host)
+                if (other := of_gpu.setdefault(uuid, host.host)) != host.host:
+                    same[root(other)] = root(host.host)
             root(host.host)
     return {name: root(name) for name in same}
 
@@ -141,13 +172,18 @@ def _slower(runs: Sequence[Run]) -> float | None:
     return median(known) if known else None
 
 
-def _host(runs: Sequence[Run], alike: Sequence[Run]) -> Host:
+def _host(runs: Sequence[Run], alike: Sequence[Run], network: str | None) -> Host:
     """Judges a host. `alike` are the runs of all hosts with such GPUs: a program fails where its first rank is, on
-    whatever host."""
+    whatever host. `network` says that it is slow to all others."""
     recent = runs[-RECENT:]
     names = list(dict.fromkeys(run.node.host for run in reversed(runs)))
     health, why = Health.healthy, ""
-    for check in (_failing(recent, alike), _slow(runs), _throttled(recent)):
+    for check in (
+        _failing(recent, alike),
+        _slow(runs),
+        None if network is None else (Health.slow, network),
+        _throttled(recent),
+    ):
         if check is not None:
             health, why = check
             break
@@ -188,18 +224,61 @@ def _chance(failures: int, of: int, share: float) -> float:
 
 def _slow(runs: Sequence[Run]) -> tuple[Health, str] | None:
     known = [(run, run.slower) for run in runs if run.slower is not None]
-    ratios = [slower for _, slower in known]
+    if (told := _slow_since(known, SLOWER, AGAIN)) is None:
+        return None
+    usual, since = told
+    return Health.slow, f"takes {usual:.2f} times as long as other hosts for the same work, {since}"
+
+
+def _slow_since(known: Sequence[tuple[Run, float]], slower: float, again: float) -> tuple[float, str] | None:
+    """How many times as long as others something took in the last runs, if that is slow, and since when, in words."""
+    ratios = [ratio for _, ratio in known]
     recent = ratios[-RECENT:]
     usual = median(recent) if recent else 1.0
-    if len(recent) < SLOW_RUNS or usual < SLOWER or sum(one >= AGAIN for one in recent) < 0.75 * len(recent):
+    if len(recent) < SLOW_RUNS or usual < slower or sum(one >= again for one in recent) < 0.75 * len(recent):
         return None
     less = [one < (1 + usual) / 2 for one in ratios]  # one such run alone may be by chance
     well = max((at + 1 for at in range(1, len(less)) if less[at] and less[at - 1]), default=0)
-    first = known[next((at for at in range(well, len(less)) if not less[at]), 0)][0]
-    return Health.slow, (
-        f"takes {usual:.2f} times as long as other hosts for the same work, the median of {len(recent)} runs; since "
-        f"{first.run.run}"
+    at = next((at for at in range(well, len(less)) if not less[at]), 0)
+    first, before = known[at][0], [run.node.driver for run, _ in known[:at] if run.node.driver]
+    changed = bool(before and first.node.driver) and before[-1] != first.node.driver
+    driver = f", the first with driver {first.node.driver} after {before[-1]}" if changed else ""
+    return usual, f"the median of {len(recent)} runs; since {first.run.run}{driver}"
+
+
+def _slow_network(machine: str, runs: Sequence[Run], links: Links) -> str | None:
+    """Why a machine's messages are slow whatever host they come from or go to, in words."""
+    beside = _by_peer(machine, runs[-RECENT:], links)
+    usual = [median(ratio for _, ratio in known) for known in beside.values()]
+    if len(usual) < 2 or median_low(usual) < SLOWER_LINK:  # one peer alone may be the slow one, or the link to it
+        return None
+    known = [
+        (run, median_low(ratios)) for run in runs if (ratios := [ratio for _, ratio in links.beside(machine, run.run)])
+    ]
+    if (told := _slow_since(known, SLOWER_LINK, AGAIN_LINK)) is None:
+        return None
+    return (
+        f"its messages to and from {plural(len(usual), 'host')} take {told[0]:.1f} times as long as those between "
+        f"others, {told[1]}"
     )
+
+
+def _slow_links(machine: str, runs: Sequence[Run], links: Links, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yields a machine's slow links to those of `names`, which has the machines that are not slow to all others."""
+    recent = _by_peer(machine, runs[-LINK_RUNS:], links) if machine in names else {}
+    for peer in sorted(recent):
+        if peer in names and names[machine] < names[peer] and _slow_since(recent[peer], SLOWER_LINK, AGAIN_LINK):
+            told = _slow_since(_by_peer(machine, runs, links)[peer], SLOWER_LINK, AGAIN_LINK)
+            if told is not None:
+                yield names[peer], f"messages take {told[0]:.1f} times as long as between other hosts, {told[1]}"
+
+
+def _by_peer(machine: str, runs: Sequence[Run], links: Links) -> dict[str, list[tuple[Run, float]]]:
+    found = defaultdict[str, list[tuple[Run, float]]](list)
+    for run in runs:
+        for peer, ratio in links.beside(machine, run.run):
+            found[peer].append((run, ratio))
+    return found
 
 
 def _throttled(recent: Sequence[Run]) -> tuple[Health, str] | None:

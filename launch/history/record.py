@@ -7,35 +7,29 @@ import json
 import os
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conf.errors import RunFolderError
 from conf.run_folder import gpu_lines
 from conf.run_folder.json_values import Count, Unix, typed
-from conf.run_folder.run_files import opened, parse_json, read_tail
+from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
 from launch.files.owner import owner_of
 from launch.files.records import RestartRecord, Submitted
+from launch.history.last_events import LastEvents, last_events, round_trip_ms
 from launch.judge.causes import causes
 from launch.judge.state import State
 from launch.judge.verdict import Verdict
 from launch.observe.observation import Observation, RunKind, SeenNode
-from megatron_ext.contract import events
 from megatron_ext.contract.plan import Plan
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from megatron_ext.contract.plan_parts import Node
 
 VERSION = 1
-TAIL_BYTES = 1 << 22
-"""So much of a rank's events is read, from the end: some 130,000."""
 GPU_TAIL_BYTES = 1 << 20
-_PASSES = ("forward-compute", "backward-compute", "backward-input-compute", "backward-weight-compute")
-_FIRST_PASS = _PASSES[0]
 OF_A_HOST = {"node-failed", "agent-lost", "worker-killed", "disk-full", "read-only", "runs-dir-unseen", "gpu-lost"}
 """Rules by which a run fails because of the machine."""
 _OF_A_GPU = re.compile(
@@ -52,15 +46,20 @@ class HostRecord:
     """A node of the run, as the machine that it was."""
 
     host: str
-    node: str
+    node: str = ""
     gpu: str
     """The kind of GPU by the plan."""
     uuids: tuple[str, ...] = ()
     """The GPUs themselves, where they were read."""
+    driver: str | None = None
+    """Version of the GPUs' driver."""
     rank_hours: float = 0.0
     work: dict[str, float] = field(default_factory=dict)
     """Milliseconds that its slowest rank computes for a micro-batch, by what is computed (`work_key`): values of one
     key compare between hosts and runs."""
+    links: dict[str, float] = field(default_factory=dict)
+    """Milliseconds that a message of the plan takes to a host with the next stage, and its gradient back, by `link_key`
+    and that host's name, with a space between."""
     readings: Count = 0
     """Readings of its GPUs, as far as they are read here."""
     throttled: dict[str, int] = field(default_factory=dict)
@@ -109,9 +108,11 @@ def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
         waited = max(0.0, max(starts) - submitted.submitted_unix)
         if submitted.expected_unix is not None:
             expected = max(0.0, submitted.expected_unix - submitted.submitted_unix)
+    last = _last_events(run, seen.plan, nodes)
+    links = _links(seen.plan, {node.name: node.host or node.name for node in nodes}, last)
     hosts = [
         replace(host, rule=first.rule, reason=first.reason) if first and first.node == host.node else host
-        for host in (_host(run, seen.plan, node) for node in nodes)
+        for host in (_host(run, seen.plan, node, last, links.get(node.name, {})) for node in nodes)
     ]
     return RunRecord(
         waited_s=waited,
@@ -142,7 +143,7 @@ def _with_lost(hosts: Sequence[HostRecord], restarts: Sequence[RestartRecord]) -
     for restart in restarts if hosts else ():
         for name in restart.hosts:
             like = max(hosts, key=lambda one: len(os.path.commonprefix([one.host, name])))  # noqa: RUF071  (names)
-            known = found.get(name, HostRecord(host=name, node="", gpu=like.gpu))
+            known = found.get(name, HostRecord(host=name, gpu=like.gpu))
             if not known.rule:
                 found[name] = replace(known, rule="node-failed", reason=restart.reason)
     return [*found.values()]
@@ -152,7 +153,13 @@ def write(run: RunDir, record: RunRecord) -> None:
     """Keeps a record, where this user owns the run and can write there."""
     if owner_of(run) == os.geteuid():
         with suppress(OSError):
-            run.write_json(file_of(run), asdict(record))
+            run.write_json(file_of(run), as_json(record))
+
+
+def as_json(record: RunRecord) -> dict[str, Any]:
+    """What `parse` reads again; what is nothing of a host is left out, for there may be ten thousand records."""
+    content = asdict(record)
+    return {**content, "hosts": [{name: value for name, value in host.items() if value} for host in content["hosts"]]}
 
 
 def parse(content: object, where: str) -> RunRecord:
@@ -160,15 +167,44 @@ def parse(content: object, where: str) -> RunRecord:
     return typed(RunRecord, content, where)
 
 
-def _host(run: RunDir, plan: Plan, node: SeenNode) -> HostRecord:
+def _last_events(run: RunDir, plan: Plan, nodes: Sequence[SeenNode]) -> dict[int, LastEvents]:
+    """By rank; one whose file is cut off or damaged is left out."""
+    names, found = {node.name for node in nodes}, {}
+    for rank in (rank for node in plan.nodes if node.name in names for rank in node.ranks):
+        with suppress(OSError, RunFolderError, ValueError, struct.error):
+            found[rank] = last_events(run.path / "events" / f"rank-{rank:05d}.bin")
+    return found
+
+
+def _links(plan: Plan, hosts: Mapping[str, str], last: Mapping[int, LastEvents]) -> dict[str, dict[str, float]]:
+    """`HostRecord.links` by node: of all ranks of a node that send to one of another host, the slowest."""
+    found: dict[str, dict[str, float]] = {}
+    if plan.island_plans is not None:
+        return found
+    for rank, own in last.items():
+        for peer in own.peers:
+            if peer not in last or plan.ranks[peer].stage != plan.ranks[rank].stage + 1:
+                continue
+            ends = plan.nodes[plan.ranks[rank].node], plan.nodes[plan.ranks[peer].node]
+            if hosts[ends[0].name] == hosts[ends[1].name]:
+                continue
+            if (took := round_trip_ms(own, last[peer], (rank, peer))) is not None:
+                key = f"{link_key(plan, plan.ranks[rank].stage, ends)} {hosts[ends[1].name]}"
+                of = found.setdefault(ends[0].name, {})
+                of[key] = round(max(took, of.get(key, 0.0)), 4)
+    return found
+
+
+def _host(
+    run: RunDir, plan: Plan, node: SeenNode, last: Mapping[int, LastEvents], links: dict[str, float]
+) -> HostRecord:
     hours = 0.0 if node.started_unix is None else max(0.0, node.seen_unix - node.started_unix) / 3600
     placed = next(one for one in plan.nodes if one.name == node.name)
     work: dict[str, float] = {}
     for rank in placed.ranks:
-        with suppress(OSError, RunFolderError, ValueError, struct.error):  # one that is cut off or damaged
-            if (took := _ms_per_micro_batch(run.path / "events" / f"rank-{rank:05d}.bin")) is not None:
-                key = work_key(plan, plan.ranks[rank].stage, placed.gpu)
-                work[key] = round(max(took, work.get(key, 0.0)), 4)
+        if rank in last and (took := last[rank].ms_per_micro_batch) is not None:
+            key = work_key(plan, plan.ranks[rank].stage, placed.gpu)
+            work[key] = round(max(took, work.get(key, 0.0)), 4)
     entries = _gpu_entries(run, node.name)
     readings = [entry for entry in entries if isinstance(entry, gpu_lines.GpuReading)]
     throttled: dict[str, int] = {}
@@ -182,8 +218,10 @@ def _host(run: RunDir, plan: Plan, node: SeenNode) -> HostRecord:
         node=node.name,
         gpu=placed.gpu,
         uuids=tuple(gpu_of.uuid for gpu_of in readings[-1].gpus) if readings else (),
+        driver=driver_of(run, node.name),
         rank_hours=round(hours * len(placed.ranks), 4),
         work=work,
+        links=links,
         readings=len(readings),
         throttled=throttled,
         troubles=tuple(dict.fromkeys(faults)),
@@ -193,63 +231,54 @@ def _host(run: RunDir, plan: Plan, node: SeenNode) -> HostRecord:
 def work_key(plan: Plan, stage: int, gpu: str) -> str:
     """What a rank of a stage computes for a micro-batch: equal for ranks whose times compare."""
     train = plan.train
-    parts = {
-        "model": [plan.model.identity(), plan.model.code_digest],
-        "layers": plan.partition[stage :: plan.pipeline],
-        "ends": [stage == 0, stage == plan.pipeline - 1],
-        "tensor": plan.tensor if plan.tensors is None else plan.tensors[stage],
-        "sequence_parallel": plan.sequence_parallel,
-        "samples": plan.micro_batch_size,
-        "precision": str(train.precision),
-        "compile": train.compile,
-        "recompute": plan.recompute,
-        "streams": plan.streams,
-        "gpu": gpu,
-    }
+    return _digest(
+        {
+            "model": [plan.model.identity(), plan.model.code_digest],
+            "layers": plan.partition[stage :: plan.pipeline],
+            "ends": [stage == 0, stage == plan.pipeline - 1],
+            "tensor": _tensor(plan, stage),
+            "sequence_parallel": plan.sequence_parallel,
+            "samples": plan.micro_batch_size,
+            "precision": str(train.precision),
+            "compile": train.compile,
+            "recompute": plan.recompute,
+            "streams": plan.streams,
+            "gpu": gpu,
+        }
+    )
+
+
+def link_key(plan: Plan, stage: int, ends: tuple[Node, Node]) -> str:
+    """What is sent from a stage to the next one, and from how many ranks of what nodes to what nodes: equal for links
+    whose times compare."""
+    return _digest(
+        {
+            "model": [plan.model.identity(), plan.model.code_digest],
+            "cuts": [plan.partition[: at + 1] for at in range(stage, len(plan.partition), plan.pipeline)],
+            "tensor": [_tensor(plan, stage), _tensor(plan, stage + 1)],
+            "parts": [plan.scattered_cuts, plan.compress, plan.sequence_parallel],
+            "samples": plan.micro_batch_size,
+            "precision": str(plan.train.precision),
+            "ends": [[node.group, node.gpu, len(node.ranks)] for node in ends],
+        }
+    )
+
+
+def _tensor(plan: Plan, stage: int) -> int:
+    return plan.tensor if plan.tensors is None else plan.tensors[stage]
+
+
+def _digest(parts: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def _ms_per_micro_batch(path: Path) -> float | None:
-    """The median over the last iterations of how long a rank computes for a micro-batch, without what it waits for its
-    tensor group; None where no pass was recorded."""
-    import numpy as np
-
-    names, records = _last_events(path)
-    passes = np.isin(records["name"], [names.index(name) for name in _PASSES if name in names])
-    waits = np.isin(records["name"], [number for number, name in enumerate(names) if name.startswith("tensor-")])
-    first = records["name"] == (names.index(_FIRST_PASS) if _FIRST_PASS in names else -1)
-    iterations, inverse = np.unique(records["iteration"], return_inverse=True)
-    took = (records["end_ns"] - records["start_ns"]).astype(float)
-
-    def sums(which: NDArray[Any], values: NDArray[Any]) -> NDArray[Any]:
-        return np.bincount(inverse[which], values[which], minlength=len(iterations))
-
-    counts = sums(first, np.ones_like(took))
-    whole = np.flatnonzero(counts > 0)[1:]  # of the first one the beginning may be missing, or it warms up
-    if not len(whole):
-        return None
-    each = (sums(passes, took) - sums(waits, took))[whole] / counts[whole]
-    return float(np.median(each)) / 1e6
-
-
-def _last_events(path: Path) -> tuple[list[str], NDArray[Any]]:
-    """The names, and the last records, of a file of events."""
-    import numpy as np
-
-    with opened(path) as file:
-        head = file.read(1 << 16)
-        if not head.startswith(events.MAGIC):
-            raise RunFolderError(f"{path} is no file of events")
-        names_json, begin = events.header_of(head)
-        size = events.RECORD.size
-        last = begin + (os.fstat(file.fileno()).st_size - begin) // size * size
-        file.seek(max(begin, last - TAIL_BYTES // size * size))
-        content = file.read(last - file.tell())
-    header = parse_json(names_json.decode(), str(path))
-    names = header.get("names") if isinstance(header, dict) else None
-    if not isinstance(names, list):
-        raise RunFolderError(f"{path} is damaged: its header has no names of events")
-    return list(map(str, names)), np.frombuffer(content, np.dtype(list(events.FIELDS)))
+def driver_of(run: RunDir, node: str) -> str | None:
+    """The version of the GPUs' driver that a node noted."""
+    with suppress(OSError, RunFolderError):
+        found = run.read_json(run.node_machine(node))
+        driver = found.get("driver") if isinstance(found, dict) else None
+        return driver if isinstance(driver, str) else None
+    return None
 
 
 def _gpu_entries(run: RunDir, node: str) -> tuple[gpu_lines.GpuEntry, ...]:

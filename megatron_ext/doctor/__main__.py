@@ -110,11 +110,13 @@ def _examine(plan: Plan, node_rank: int, note: GrowingNote, told: _Told) -> None
     with _Listener(len(plan.nodes), "nccl" if plan.device == "cuda" else "gloo") as listener:
         try:
             from megatron_ext.doctor.rank import Ranks
+            from megatron_ext.timeline.surroundings import note_surroundings
         except (ImportError, OSError) as error:  # OSError: a library of torch's that cannot be loaded
             note.update(problem=f"torch cannot be used: {error}", **listener.told, ready=True)
             _reach(note, others, plan, told)
             note.update(exit_codes={})
             return
+        note_surroundings(plan, node_rank)
         with Ranks(plan, node_rank) as ranks:
             told.wait(ranks.alone_done, ALONE_S, FINISH_S)
             problem = ranks.problem() or listener.problem

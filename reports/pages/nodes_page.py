@@ -17,20 +17,27 @@ LAST = 200
 """So many runs of a host are listed, the newest."""
 
 
-def render(hosts: Sequence[Mapping[str, Any]], where: str, columns: Sequence[str], run_columns: Sequence[str]) -> str:
+def render(
+    hosts: Sequence[Mapping[str, Any]],
+    links: Sequence[str],
+    where: str,
+    columns: Sequence[str],
+    run_columns: Sequence[str],
+) -> str:
     """The page, as HTML.
 
     Args:
         hosts: of each the `cells` of `columns`, beginning with its name and health; why it is not healthy, as `reason`,
             else empty; its `runs` (cells of `run_columns`, newest first); and `times` (seconds since 1970, and times as
             long as other hosts, oldest first).
+        links: slow ones between two hosts, in words.
         where: the folder of the runs.
         columns: of the table of hosts.
         run_columns: of that of a host's runs.
     """
     bad = [host for host in hosts if host["reason"]]
     title = f"{plural(len(hosts), 'host')}, {f'{len(bad)} not' if bad else 'all'} healthy"
-    reasons = [host["reason"] for host in bad]
+    reasons = [*(host["reason"] for host in bad), *links]
     note = (
         "Time beside others is how long a host's slowest rank computes for a micro-batch, over the median of other "
         "hosts with the same kind of GPU at the same work: stage, sizes, precision. Shown is the median of its last "

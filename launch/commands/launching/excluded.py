@@ -19,11 +19,6 @@ Known = dict[tuple[ExecutorKind, Path], "tuple[list[Host], frozenset[str] | None
 leave out the same."""
 
 
-def unhealthy(runs: Path) -> list[Host]:
-    """The hosts that the runs in a folder show to be slow, throttled or failing."""
-    return [host for host in hosts_of(records(runs, announcement(runs))) if host.health is not Health.healthy]
-
-
 def with_excluded(
     cluster: Cluster, executor: ExecutorKind, runs: Path, known: Known | None = None
 ) -> tuple[Cluster, str | None]:
@@ -35,7 +30,8 @@ def with_excluded(
     known = {} if known is None else known
     key = executor, runs.absolute()
     if key not in known:
-        known[key] = unhealthy(runs), _nodes(executor)
+        hosts = hosts_of(records(runs, announcement(runs)))
+        known[key] = [host for host in hosts if host.health is not Health.healthy], _nodes(executor)
     bad, nodes = known[key]
     found = {name: host for host in bad if (name := _node_of(host.name, nodes)) is not None}
     others = [host.name for host in bad if host not in found.values()]

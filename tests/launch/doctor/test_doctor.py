@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,14 @@ from conf.compose import compose
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
 from launch.commands import doctor
+from launch.commands.doctor import from_history
 from launch.control.short_job import short_job
 from launch.doctor.findings import Check, Level
 from launch.doctor.login import SLURM_COMMANDS, file_system, login_checks
 from launch.files import own_path
+from launch.history.hosts import hosts_of
 from launch.machine import processes
+from tests.launch.history.test_hosts import history
 from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.support.megatron_ext.engine_run import make_corpus
@@ -36,6 +40,21 @@ def test_the_file_system_of_a_folder_is_the_innermost_mount(tmp_path: Path) -> N
     )
     assert file_system(folder, mounts) == "nfs4"
     assert file_system(tmp_path, mounts) == "overlay"
+
+
+def test_what_earlier_runs_say_of_the_hosts_is_compared_with_today() -> None:
+    records = [
+        replace(record, hosts=tuple(replace(host, driver="535.1") for host in record.hosts))
+        for record in history(3, runs=90, slow={"gpu2-003": 1.1}, far={"gpu2-002 gpu2-005": 2.0})
+    ]
+    now = [("gpu2", f"gpu2-00{number}", "550.2" if number == 4 else "535.1") for number in (2, 3, 4, 5)]
+    found = list(from_history(hosts_of(records), [*now, ("gpu2", "new-1", "550.2"), ("gpu2", None, None)]))
+    assert {(check.level, check.where, check.what) for check in found} == {(Level.warning, "gpu2", "history")}
+    link, slow, driver = [check.text for check in found]
+    assert link.startswith("gpu2-002 - gpu2-005: messages take ")
+    assert slow.startswith("gpu2-003 is slow by earlier runs: ")
+    assert driver.startswith("gpu2-004 has driver 550.2, and had 535.1 in r/")
+    assert list(from_history(hosts_of(records), [("gpu2", "gpu2-002", "535.1")])) == []  # the link's other end is not
 
 
 @pytest.fixture

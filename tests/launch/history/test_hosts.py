@@ -24,10 +24,12 @@ def history(
     *,
     rule: str = "node-failed",
     noise: float = 0.03,
+    far: Mapping[str, float] | None = None,
     nodes: int = 4,
     hosts: Sequence[str] = HOSTS,
 ) -> list[RunRecord]:
-    """Runs of three models on some of the hosts each, in any order of stages, with noisy times."""
+    """Runs of three models on some of the hosts each, in any order of stages, with noisy times. `far` has hosts, or
+    links as `host host`, whose messages take so many times as long."""
     draw = random.Random(seed)
     made = []
     for number in range(runs):
@@ -45,6 +47,7 @@ def history(
                     gpu="a10",
                     rank_hours=1.0,
                     work={f"{model}{stage}": took},
+                    links=messages(chosen, stage, model, draw, far or {}),
                     rule=rule if host == bad else "",
                     reason=f"node gpu2-{stage} is gone without a result" if host == bad else "",
                 )
@@ -57,6 +60,18 @@ def history(
     return made
 
 
+def messages(
+    chosen: Sequence[str], stage: int, model: str, draw: random.Random, far: Mapping[str, float]
+) -> dict[str, float]:
+    """From a stage to the next one, whose messages have another size with each model."""
+    ends = sorted(chosen[stage : stage + 2])
+    if len(ends) < 2:
+        return {}
+    slower = max(far.get(name, 1.0) for name in (*ends, " ".join(ends)))
+    took = ("abc".index(model) + 1) * slower * draw.gauss(1.0, 0.1)
+    return {f"{model} {chosen[stage + 1]}": took}
+
+
 def flagged(records: Sequence[RunRecord]) -> dict[str, Health]:
     return {host.name: host.health for host in hosts_of(records) if host.health is not Health.healthy}
 
@@ -67,9 +82,42 @@ def test_one_slow_and_one_failing_host_are_found_and_no_other(seed: int) -> None
     assert flagged(records) == {"gpu2-003": Health.slow, "gpu2-006": Health.failing}
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_host_with_a_slow_network_is_found_beside_a_slow_and_a_failing_one(seed: int) -> None:
+    records = history(seed, slow={"gpu2-003": 1.1}, failed={"gpu2-006": (11, 23)}, far={"gpu2-002": 2.0})
+    found = {"gpu2-002": Health.slow, "gpu2-003": Health.slow, "gpu2-006": Health.failing}
+    assert flagged(records) == found
+    assert of(records, "gpu2-002").why.startswith("its messages to and from ")
+    assert not [host.name for host in hosts_of(records) if host.links]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_slow_link_is_named_and_neither_of_its_hosts(seed: int) -> None:
+    records = history(seed, runs=90, far={"gpu2-002 gpu2-005": 2.0})
+    assert flagged(records) == {}
+    assert [(host.name, *host.links) for host in hosts_of(records) if host.links] == [("gpu2-002", "gpu2-005")]
+    assert of(records, "gpu2-002").slow_links[0].startswith("gpu2-002 - gpu2-005: messages take ")
+
+
+@pytest.mark.parametrize("far", ["gpu2-002 gpu2-003", "gpu2-002", "gpu2-003"])
+def test_of_two_hosts_that_always_exchange_messages_neither_is_blamed_for_their_link(far: str) -> None:
+    """Two others do the same work beside them."""
+    pairs = [
+        history(seed, hosts=hosts, nodes=2, far={far: 3.0}) for seed, hosts in enumerate((HOSTS[1:3], HOSTS[3:5]), 1)
+    ]
+    records = sorted([*pairs[0], *pairs[1]], key=lambda record: record.began_unix)
+    assert flagged(records) == {}
+    assert [host.slow_links[0][:19] for host in hosts_of(records) if host.links] == ["gpu2-002 - gpu2-003"]
+
+
+def test_a_slow_network_of_one_of_three_hosts_is_found() -> None:
+    assert flagged(history(1, hosts=HOSTS[:3], nodes=3, far={"gpu2-001": 3.0})) == {"gpu2-001": Health.slow}
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_hosts_of_quiet_runs_are_healthy(seed: int) -> None:
     assert flagged(history(seed)) == {}
+    assert not [host.name for host in hosts_of(history(seed)) if host.links]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -116,6 +164,25 @@ def test_it_is_said_since_when_a_host_is_slow() -> None:
     first = next(run.run.run for run in found.runs if run.run.run.startswith("late/"))
     assert found.health is Health.slow
     assert found.why.endswith(f"since {first}")
+
+
+def test_a_driver_that_changed_where_a_host_became_slow_is_named() -> None:
+    def with_driver(records: Sequence[RunRecord], driver: str, run: str) -> list[RunRecord]:
+        return [
+            replace(
+                record,
+                run=f"{run}/{number}",
+                began_unix=record.began_unix + (1000 * HOUR if run == "late" else 0),
+                hosts=tuple(replace(host, driver=driver) for host in record.hosts),
+            )
+            for number, record in enumerate(records)
+        ]
+
+    before = with_driver(history(5, runs=40), "535.1", "early")
+    after = with_driver(history(6, runs=40, slow={"gpu2-005": 1.3}), "550.2", "late")
+    found = of([*before, *after], "gpu2-005")
+    assert found.why.endswith(", the first with driver 550.2 after 535.1")
+    assert found.driver == ("550.2", found.runs[-1].run.run)
 
 
 def of(records: Sequence[RunRecord], name: str) -> Host:

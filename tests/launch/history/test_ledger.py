@@ -7,7 +7,8 @@ import os
 import random
 import shutil
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,17 @@ pytestmark = pytest.mark.slow
 
 HOSTS = [f"gpu2-{number:03d}" for number in range(1, 8)]
 FOUR_NODES = ("cluster.groups.local.count=4", "cluster.groups.local.gpus_per_node=1", "parallel.micro_batch_size=1")
-NAMES = ["forward-compute", "backward-compute", "tensor-all-reduce", "optimizer"]
-SLOW, BROKEN = "gpu2-003", "gpu2-006"
+NAMES = [
+    "forward-compute",
+    "backward-compute",
+    "tensor-all-reduce",
+    "optimizer",
+    "clock",
+    "forward-send",
+    "forward-recv",
+]
+NAMES += ["backward-send", "backward-recv"]
+SLOW, BROKEN, FAR = "gpu2-003", "gpu2-006", "gpu2-001"
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +63,42 @@ def write_events(run: Path, rank: int, ms: float) -> None:
     (run / "events" / f"rank-{rank:05d}.bin").write_bytes(b"".join(content))
 
 
-def emulated(template: Path, runs: Path, number: int, hosts: dict[str, str], *, slow: str, broken: str | None) -> Path:
-    """A copy of the run, its nodes on these hosts; with `broken` the agent of that host's node was killed."""
+def write_messages(run: Path, ranks: list[int], ms: Callable[[int, int], float]) -> None:
+    """Adds messages of ranks of stages that follow each other, whose clocks differ; every second receiver came late."""
+    lines: dict[int, list[bytes]] = {
+        rank: [events.RECORD.pack(4, 0, 0, -1, 0, 0, -(10**9) * place)] for place, rank in enumerate(ranks)
+    }
+
+    def note(rank: int, name: int, iteration: int, micro_batch: int, peer: int, start: int, end: int) -> None:
+        ahead = 10**9 * ranks.index(rank)
+        lines[rank].append(events.RECORD.pack(name, 0, iteration, micro_batch, peer, start + ahead, end + ahead))
+
+    for one, other in pairwise(ranks):
+        lasts = round(ms(one, other) / 2 * 1e6)
+        for iteration in range(1, 9):
+            for micro_batch in range(2):
+                now, late = 10**8 * iteration, 10**7 * micro_batch
+                for name, sender, receiver in ((5, one, other), (7, other, one)):
+                    note(sender, name, iteration, micro_batch, receiver, now, now + 1000)
+                    arrived = now + max(lasts, late)
+                    note(receiver, name + 1, iteration, micro_batch, sender, now - 1000 + late, arrived + 10)
+    for rank, content in lines.items():
+        with (run / "events" / f"rank-{rank:05d}.bin").open("ab") as file:
+            file.write(b"".join(content))
+
+
+def emulated(
+    template: Path,
+    runs: Path,
+    number: int,
+    hosts: dict[str, str],
+    *,
+    slow: str,
+    broken: str | None,
+    far: str | None = None,
+) -> Path:
+    """A copy of the run, its nodes on these hosts; with `broken` the agent of that host's node was killed, and messages
+    from and to `far` take twice as long."""
     folder = runs / "emulated" / f"20260{1 + number // 28}{1 + number % 28:02d}-120000Z-01234567"
     shutil.copytree(template, folder, ignore=shutil.ignore_patterns("history.json"))
     draw = random.Random(number)
@@ -63,6 +107,14 @@ def emulated(template: Path, runs: Path, number: int, hosts: dict[str, str], *, 
         host = hosts[plan["nodes"][place["node"]]["name"]]
         usual = 6.0 + place["stage"]
         write_events(folder, place["rank"], usual * (1.1 if host == slow else 1.0) * draw.gauss(1.0, 0.02))
+    if far is not None:
+        of = {place["rank"]: hosts[plan["nodes"][place["node"]]["name"]] for place in plan["ranks"]}
+        stages = sorted((place["stage"], place["rank"]) for place in plan["ranks"] if place["dp"] == 0)
+
+        def ms(*ends: int) -> float:
+            return 5.0 * (2.0 if far in [of[rank] for rank in ends] else 1.0) * draw.gauss(1.0, 0.1)
+
+        write_messages(folder, [rank for _, rank in stages], ms)
     for node, host in hosts.items():
         file = folder / "nodes" / f"{node}.json"
         state = json.loads(file.read_text()) | {"host": host}
@@ -72,7 +124,7 @@ def emulated(template: Path, runs: Path, number: int, hosts: dict[str, str], *, 
     return folder
 
 
-def all_runs(template: Path, runs: Path, *, slow: str = "", broken: str = "") -> None:
+def all_runs(template: Path, runs: Path, *, slow: str = "", broken: str = "", far: str = "") -> None:
     draw, left = random.Random(1), 2
     names = sorted(path.stem for path in (template / "nodes").glob("*-?.json"))
     for number in range(30):
@@ -80,7 +132,7 @@ def all_runs(template: Path, runs: Path, *, slow: str = "", broken: str = "") ->
         fails = broken in chosen and left > 0 and number >= 7
         left -= fails
         hosts = dict(zip(names, chosen, strict=True))
-        emulated(template, runs, number, hosts, slow=slow, broken=broken if fails else None)
+        emulated(template, runs, number, hosts, slow=slow, broken=broken if fails else None, far=far)
 
 
 @pytest.fixture
@@ -97,14 +149,14 @@ def flagged(runs: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
     return {host["host"]: host["health"] for host in found if host["health"] != "healthy"}
 
 
-def test_a_slow_and_a_failing_host_are_found_in_thirty_runs(
+def test_a_slow_a_failing_and_a_far_host_are_found_in_thirty_runs(
     template: Path, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    all_runs(template, runs, slow=SLOW, broken=BROKEN)
-    assert flagged(runs, capsys) == {SLOW: "slow", BROKEN: "failing"}
+    all_runs(template, runs, slow=SLOW, broken=BROKEN, far=FAR)
+    assert flagged(runs, capsys) == {FAR: "slow", SLOW: "slow", BROKEN: "failing"}
     kept = [path.read_text() for path in runs.glob("*/*/history.json")]
     assert len(kept) == 30
-    assert flagged(runs, capsys) == {SLOW: "slow", BROKEN: "failing"}  # from what was kept
+    assert flagged(runs, capsys) == {FAR: "slow", SLOW: "slow", BROKEN: "failing"}  # from what was kept
     assert nodes.main(["--runs-dir", str(runs), BROKEN]) == 0
     told = capsys.readouterr().out
     assert told.startswith(f"{BROKEN}: failing: 2 of its last ")
@@ -112,7 +164,8 @@ def test_a_slow_and_a_failing_host_are_found_in_thirty_runs(
     page = runs / "nodes.html"
     assert nodes.main(["--runs-dir", str(runs), "--page", str(page)]) == 0
     html = page.read_text()
-    assert "7 hosts, 2 not healthy" in html
+    assert "7 hosts, 3 not healthy" in html
+    assert f"{FAR}: slow: its messages to and from " in html
     assert f"{SLOW}: slow: takes 1." in html
 
 
@@ -170,6 +223,22 @@ def test_events_that_are_cut_off_or_missing_leave_the_rest(template: Path, runs:
     (record,) = ledger.records(runs)
     assert [bool(host.work) for host in record.hosts].count(True) == 1
     assert len(record.hosts) == 4
+
+
+def test_times_of_messages_and_the_driver_are_recorded(template: Path, runs: Path) -> None:
+    names = sorted(path.stem for path in (template / "nodes").glob("*-?.json"))
+    folder = emulated(template, runs, 0, dict(zip(names, HOSTS, strict=False)), slow="", broken=None)
+    plan = json.loads((folder / "plan.json").read_text())
+    replica = sorted((place["stage"], place["rank"]) for place in plan["ranks"] if place["dp"] == 0)
+    write_messages(folder, [rank for _, rank in replica], lambda one, other: 6.0)
+    (folder / "nodes" / f"{names[1]}.machine.json").write_text('{"driver": "550.54"}')
+    (folder / "nodes" / f"{names[2]}.machine.json").write_text("[]")
+    (record,) = ledger.records(runs)
+    links = [(name.split()[1], took) for host in record.hosts for name, took in host.links.items()]
+    assert len(links) == plan["pipeline"] - 1 > 0
+    assert [took for _, took in links] == pytest.approx([6.0] * len(links), abs=1e-3)
+    assert {host.driver for host in record.hosts} == {"550.54", None}
+    assert ledger.records(runs) == [record]  # from what was kept
 
 
 def test_without_a_run_that_is_over_the_message_says_so(runs: Path) -> None:
