@@ -28,7 +28,7 @@ _MESSAGES = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 
 @dataclass(frozen=True)
 class LastEvents:
-    """Of one rank."""
+    """What they say of one rank."""
 
     ms_per_micro_batch: float | None
     """The median over the last iterations of how long it computes, without what it waits for its tensor group; None

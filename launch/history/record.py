@@ -168,7 +168,7 @@ def parse(content: object, where: str) -> RunRecord:
 
 
 def _last_events(run: RunDir, plan: Plan, nodes: Sequence[SeenNode]) -> dict[int, LastEvents]:
-    """By rank; one whose file is cut off or damaged is left out."""
+    """Returns them by rank, without those whose file is cut off or damaged."""
     names, found = {node.name for node in nodes}, {}
     for rank in (rank for node in plan.nodes if node.name in names for rank in node.ranks):
         with suppress(OSError, RunFolderError, ValueError, struct.error):
