@@ -190,9 +190,7 @@ def expected(run: RunDir, record: Record) -> tuple[Prediction | None, tuple[str,
         prediction = predict(experiment, schedule)
     except TdppError as error:
         return None, (f"no prediction: {error}",)
-    if record.plan.island_plans is not None:
-        return None, ("no prediction by stage: islands have plans of their own",)
-    if len(prediction.stages) != record.plan.pipeline:
+    if len(prediction.stages) != len(record.plan.stages):
         return None, ("no prediction: config.yaml has another number of stages than plan.json",)
     return prediction, ()
 

@@ -44,6 +44,7 @@ from fasop.simulation.ranks.replay import Event, StageTimes
 from fasop.simulation.ranks.replicas import Pipeline, Replicas
 from fasop.simulation.ranks.streams import StreamIteration, stream_iteration
 from megatron_ext.contract.errors import EngineError
+from megatron_ext.contract.plan_parts import stage_name
 from megatron_ext.contract.schedule import check as schedule_check
 from megatron_ext.contract.schedule.iteration import as_json
 
@@ -52,6 +53,8 @@ from megatron_ext.contract.schedule.iteration import as_json
 class Stage:
     """What is predicted of one stage."""
 
+    name: str
+    """Its number, and its island where these have plans of their own."""
     layers: tuple[int, ...]
     """Layers of each chunk."""
     holds: tuple[str, ...]
@@ -188,7 +191,7 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
             raise SearchError(f"parallel.schedule_file: {error}") from error
     islands = by_island(plan)
     if len(islands) > 1:
-        return _slowest([predict_plan(island, schedule) for island in islands])
+        return _slowest([predict_plan(island, schedule) for island in islands], alike=not parallel.own_plans)
     replicas = Replicas(plan)
     pipelines = replicas.pipelines(layers, schedule)
     iteration_s, events, slowest = replay_together(pipelines)
@@ -206,9 +209,9 @@ def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None
     )
 
 
-def _slowest(islands: Sequence[Prediction]) -> Prediction:
-    """Islands step together, so that all wait for the slowest, of which events are. A stage has the memory of the
-    island that has least room for it."""
+def _slowest(islands: Sequence[Prediction], *, alike: bool) -> Prediction:
+    """Islands step together, so that all wait for the slowest, of which events are. Stages that are `alike` in all
+    islands are one, with the memory of the island that has least room for it; else each island has its own."""
     number = max(range(len(islands)), key=lambda one: islands[one].iteration_s)
     slowest, before = islands[number], islands[:number]
     pipelines, first = [], 0
@@ -218,7 +221,6 @@ def _slowest(islands: Sequence[Prediction]) -> Prediction:
         ]
         first += sum(len(one.replicas) for one in island.pipelines)
     stages: list[Stage] = []
-    alike = len({len(island.stages) for island in islands}) == 1
     for own, every in (
         zip(slowest.stages, zip(*(island.stages for island in islands), strict=True), strict=True) if alike else ()
     ):
@@ -232,9 +234,17 @@ def _slowest(islands: Sequence[Prediction]) -> Prediction:
                 limit_gib=fullest.limit_gib,
             )
         )
+    for count, island in () if alike else enumerate(islands):
+        waits = slowest.iteration_s - island.iteration_s
+        stages += [
+            replace(own, name=stage_name(stage, count), terms=replace(own.terms, bubble=own.terms.bubble + waits))
+            for stage, own in enumerate(island.stages)
+        ]
+    skipped = 0 if alike else sum(len(island.stages) for island in before)
     return replace(
         slowest,
-        stages=stages or slowest.stages,
+        stages=stages,
+        events=[replace(event, stage=event.stage + skipped) for event in slowest.events],
         basis=max(island.basis for island in islands),
         pipelines=pipelines,
         slowest=sum(len(island.pipelines) for island in before) + slowest.slowest,
@@ -303,6 +313,7 @@ def _stages(
     held = held_on_kinds(plan, trainings)
     return [
         Stage(
+            name=str(number),
             layers=layers[number :: parallel.pipeline],
             holds=tuple(holds[number :: parallel.pipeline]),
             groups=tuple(dict.fromkeys(kind.name for kind in nodes)),
@@ -329,6 +340,7 @@ def _in_streams(plan: PlacedTraining, events: Sequence[Event], durations: Durati
         found.append((gib - memory.of(sum(layers)) / GIB, gib, memory))
     _, limit_gib, memory = min(found, key=lambda row: row[:2])
     return Stage(
+        name="0",
         layers=tuple(layers),
         holds=tuple(training.blocks.contents(layers)),
         groups=tuple(dict.fromkeys(node.name for node in on)),

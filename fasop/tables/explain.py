@@ -24,8 +24,8 @@ def times(prediction: Prediction) -> Table:
     The last row has the stages' mean shares of it.
     """
     rows = [
-        [*_who(number, stage), *(f"{seconds * 1e3:.1f}" for seconds in stage.terms.by_name().values())]
-        for number, stage in enumerate(prediction.stages)
+        [*_who(stage), *(f"{seconds * 1e3:.1f}" for seconds in stage.terms.by_name().values())]
+        for stage in prediction.stages
     ]
     shares = [
         mean(stage.terms.by_name()[name] for stage in prediction.stages) / prediction.iteration_s for name in TERMS
@@ -37,11 +37,11 @@ def times(prediction: Prediction) -> Table:
 def memory(prediction: Prediction) -> Table:
     """GiB of a rank by stage, against its smallest GPU's."""
     rows = []
-    for number, stage in enumerate(prediction.stages):
+    for stage in prediction.stages:
         layers = sum(stage.layers)
         parts = [amount.of(layers) / GIB for amount in stage.memory.by_term().values()]
         held = (*parts, stage.memory_gib, stage.limit_gib, stage.limit_gib - stage.memory_gib)
-        rows.append([*_who(number, stage), *(f"{gib:.2f}" for gib in held)])
+        rows.append([*_who(stage), *(f"{gib:.2f}" for gib in held)])
     return (*_WHO, *HELD, "sum", "GPU has", "left"), rows
 
 
@@ -56,8 +56,8 @@ def slower(cases: Sequence[Slowdown]) -> Table:
 _WHO = ("stage", "GPU", "layers")
 
 
-def _who(number: int, stage: Stage) -> list[str]:
-    return [str(number), ", ".join(stage.gpus), stage.contents]
+def _who(stage: Stage) -> list[str]:
+    return [stage.name, ", ".join(stage.gpus), stage.contents]
 
 
 LEGEND = (

@@ -140,10 +140,10 @@ def predicted(plans: Sequence[Compared]) -> list[float | None]:
             found.append(None)
             continue
         found.append(prediction.iteration_s)
-        for number, stage in enumerate(prediction.stages):
+        for stage in prediction.stages:
             if stage.memory_gib > stage.limit_gib:
                 doubts[
-                    f"{plan.name}: stage {number} takes {stage.memory_gib:.1f} GiB, but its GPU has "
+                    f"{plan.name}: stage {stage.name} takes {stage.memory_gib:.1f} GiB, but its GPU has "
                     f"{stage.limit_gib:g} GiB"
                 ] = None
     for doubt in doubts:

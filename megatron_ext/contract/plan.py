@@ -38,6 +38,7 @@ from megatron_ext.contract.plan_parts import (
     RehearsalConfig,
     RunNode,
     Streaming,
+    stage_name,
 )
 from megatron_ext.contract.rules import check_rules
 from megatron_ext.contract.rules.engine import MEGATRON_CORE
@@ -208,6 +209,19 @@ class Content:
 
 
 @dataclass(frozen=True)
+class StageOfRun:
+    """A stage of a run; where islands have plans of their own, of one of these."""
+
+    name: str
+    """Its number, and that of its island: `0`, or `0 of island 1`."""
+    plan: Plan
+    """The plan that it is of."""
+    number: int
+    """In that plan."""
+    ranks: List[int]
+
+
+@dataclass(frozen=True)
 class Plan(PlacedPlan, Content):
     """One run."""
 
@@ -292,6 +306,21 @@ class Plan(PlacedPlan, Content):
         Replicas and micro-batches have the numbers that they have in the run.
         """
         return next(own for own in reversed(self.by_island) if place.dp >= own.layout.start)
+
+    @cached_property
+    def stages(self) -> Sequence[StageOfRun]:
+        """Every stage, island by island where these have plans of their own."""
+        one_each = self.island_plans is not None
+        ranks: Dict[Tuple[int, int], List[int]] = {}
+        for place in self.ranks:
+            ranks.setdefault((self.of_island(place).layout.start, place.stage), []).append(place.rank)
+        return [
+            StageOfRun(
+                stage_name(stage, island if one_each else None), own, stage, ranks.get((own.layout.start, stage), [])
+            )
+            for island, own in enumerate(self.by_island)
+            for stage in range(own.pipeline)
+        ]
 
     @cached_property
     def by_island(self) -> Sequence[Plan]:

@@ -90,6 +90,11 @@ class RunNode(Node):
     """Given to its ranks beside what all have; the node agent sets it."""
 
 
+def stage_name(number: int, island: Optional[int]) -> str:
+    """What a stage is called: its number, and that of the island whose own plan it is of."""
+    return str(number) if island is None else f"{number} of island {island}"
+
+
 @dataclass(frozen=True)
 class IslandPlan:
     """How an island cuts the model, where islands differ."""

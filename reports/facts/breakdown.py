@@ -28,6 +28,7 @@ from reports.readers.events import Timeline
 NORM, CLIP = "grad-norm-all-reduce", "optimizer-clip-main-grad"
 """Where all stages wait for each other: files that do not have the first, have it inside the second."""
 EMBEDDING = "embedding-grads-all-reduce"
+ISLANDS_MEET = "islands-all-reduce"
 _REPLICAS = ("stage", "tp")
 _TENSOR_GROUP = ("stage", "dp")
 COLLECTIVES = {
@@ -35,7 +36,7 @@ COLLECTIVES = {
     "overlapped-grads-all-reduce": _REPLICAS,
     "grads-reduce-scatter": _REPLICAS,
     "params-all-gather": _REPLICAS,
-    "islands-all-reduce": _REPLICAS,
+    ISLANDS_MEET: _REPLICAS,
     "layernorm-grads-all-reduce": _TENSOR_GROUP,
     "tensor-all-reduce": _TENSOR_GROUP,
     "tensor-all-gather": _TENSOR_GROUP,
@@ -135,8 +136,9 @@ def meetings(
     for name, alike in COLLECTIVES.items():
         if name in timeline.names and not (name == CLIP and (streams or NORM in timeline.names)):
             some = events[events["name"] == name]
-            turn = some.groupby(["iteration", "rank"], sort=False).cumcount()
-            group = _numbered(ranks, alike)[some["rank"]]
+            unlike = name == ISLANDS_MEET and _differ(ranks, island)
+            turn = some.groupby(["iteration", "rank"], sort=False).cumcount(ascending=not unlike)
+            group = _numbered(ranks, () if unlike else alike)[some["rank"]]
             own = island[some["rank"]] if name in WITHIN_ISLANDS else np.zeros(len(some), np.int64)
             number = some.groupby([some["iteration"], group, own, turn], sort=False).ngroup()
             found[some.index] = count + number
@@ -144,10 +146,19 @@ def meetings(
     return found
 
 
+def _differ(ranks: Sequence[Place], island: Integers) -> bool:
+    """Whether islands have plans of their own: all their ranks then take a common step together, before which those of
+    the last stages sum the loss."""
+    places: dict[int, set[tuple[int, int]]] = {}
+    for rank, number in zip(ranks, island.tolist(), strict=True):
+        places.setdefault(number, set()).add((rank.stage, rank.tp))
+    return any(own != places[0] for own in places.values())
+
+
 def _numbered(ranks: Sequence[Place], alike: Sequence[str]) -> Integers:
     """(ranks,) the group of each, numbered in any way: those that have the same of all `alike` are one."""
-    keys = pd.MultiIndex.from_tuples([tuple(getattr(rank, key) for key in alike) for rank in ranks])
-    return np.asarray(keys.factorize()[0])
+    numbers: dict[tuple[int, ...], int] = {}
+    return np.array([numbers.setdefault(tuple(getattr(rank, key) for key in alike), len(numbers)) for rank in ranks])
 
 
 def _messages(timeline: Timeline, verb: str, way: str, ranks: int) -> pd.DataFrame:
@@ -174,7 +185,7 @@ ALL_REDUCE = (
     EMBEDDING,
     NORM,
     "params-all-gather",
-    "islands-all-reduce",
+    ISLANDS_MEET,
 )
 OPTIMIZER = "optimizer"
 

@@ -39,11 +39,11 @@ class Usual:
     """How much the mean of the iterations is above that."""
     between_ms: float
     """What passes between two iterations: the mean."""
-    stages: Mapping[int, Mapping[str, float]]
+    stages: Mapping[str, Mapping[str, float]]
     """Milliseconds by stage and kind (KINDS); those of a stage add up to the iteration."""
     ranks: Mapping[int, Mapping[str, float]]
     """The same by rank."""
-    stage_of: Mapping[int, int]
+    stage_of: Mapping[int, str]
     """The stage of each of these ranks."""
 
     @property
@@ -56,7 +56,7 @@ class Usual:
 class Change:
     """How one kind of work changes in one stage, ms an iteration; stage None is the mean of all stages."""
 
-    stage: int | None
+    stage: str | None
     kind: str
     before: float
     after: float
@@ -75,7 +75,7 @@ def usual(timeline: Timeline, figures: Statistics, plan: Plan) -> Usual | None:
     period_ms = figures.usual_period_ms
     if period_ms is None:
         return None
-    seen = {stage: ranks_seen(figures, plan, stage) for stage in range(plan.pipeline)}
+    seen = {stage.name: ranks_seen(figures, stage) for stage in plan.stages}
     data = _data_ms(timeline, figures, plan)
     steady = figures.alike
     return Usual(
@@ -155,7 +155,7 @@ def _of_ranks(before: Usual, after: Usual) -> Iterator[Change]:
                 )
 
 
-def _change(stage: int | None, kind: str, before: float, after: float) -> Change:
+def _change(stage: str | None, kind: str, before: float, after: float) -> Change:
     return Change(stage=stage, kind=kind, before=before, after=after)
 
 

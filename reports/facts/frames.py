@@ -11,7 +11,7 @@ import pandas as pd
 from fasop.costs.memory.amounts import GIB
 from fasop.simulation import iteration
 from fasop.simulation.predict import Prediction
-from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan import Plan, StageOfRun
 from reports.facts.breakdown import PARTS
 from reports.facts.statistics import SLOW_RANK, Statistics
 from reports.readers.events import Timeline
@@ -87,16 +87,17 @@ class Terms:
 
 
 def measured(figures: Statistics, plan: Plan, iteration_ms: float) -> dict[int, Terms]:
-    """Returns for each stage that has events medians over its ranks and the steady iterations.
+    """Returns for each stage that has events, by its number among `plan.stages`, medians over its ranks and the steady
+    iterations.
 
     Args:
         iteration_ms: how long an iteration takes; what no event of a rank fills of it is `other`.
     """
     found = {}
-    for stage in range(plan.pipeline):
-        ranks = ranks_seen(figures, plan, stage)
+    for number, stage in enumerate(plan.stages):
+        ranks = ranks_seen(figures, stage)
         if ranks and figures.steady.any():
-            found[stage] = terms_of(figures, ranks, iteration_ms)
+            found[number] = terms_of(figures, ranks, iteration_ms)
     return found
 
 
@@ -106,9 +107,9 @@ def terms_of(figures: Statistics, ranks: Sequence[int], iteration_ms: float) -> 
     return Terms(**usual, other=iteration_ms - sum(usual.values()))
 
 
-def ranks_seen(figures: Statistics, plan: Plan, stage: int) -> list[int]:
+def ranks_seen(figures: Statistics, stage: StageOfRun) -> list[int]:
     """The ranks of a stage that have events."""
-    return [rank.rank for rank in plan.ranks if rank.stage == stage and figures.events[rank.rank].any()]
+    return [rank for rank in stage.ranks if figures.events[rank].any()]
 
 
 EVENTS = (
@@ -163,8 +164,9 @@ def waiting_frame(record: Record, timeline: Timeline, figures: Statistics) -> pd
 
 
 def stages_frame(record: Record, figures: Statistics, prediction: Prediction | None = None) -> pd.DataFrame:
-    """A row for each stage: its layers, the terms of an iteration in ms (`reports.facts.frames`), the bubble as a share
-    of passes and bubble, measured and predicted, and the largest peak of memory of its ranks, MiB.
+    """A row for each stage, by its number, or its name where islands have plans of their own: its layers, the terms of
+    an iteration in ms (`reports.facts.frames`), the bubble as a share of passes and bubble, measured and predicted, and
+    the largest peak of memory of its ranks, MiB.
 
     What is not known is missing.
     """
@@ -172,14 +174,15 @@ def stages_frame(record: Record, figures: Statistics, prediction: Prediction | N
     times = {} if period_ms is None else measured(figures, plan, period_ms)
     kind = peak_kind(record)
     rows = []
-    for stage in range(plan.pipeline):
-        known = times.get(stage)
-        row = {"stage": stage, "layers": stage_contents(plan, stage)}
+    for number, stage in enumerate(plan.stages):
+        known = times.get(number)
+        name = number if plan.island_plans is None else stage.name
+        row: dict[str, object] = {"stage": name, "layers": stage_contents(stage.plan, stage.number)}
         row |= asdict(known) if known else dict.fromkeys([*PARTS, "other"], np.nan)
-        row["bubble_share"] = figures.bubble_of(ranks_seen(figures, plan, stage)) if known else np.nan
-        predicted = Terms.of_prediction(prediction.stages[stage].terms).bubble_share if prediction else np.nan
+        row["bubble_share"] = figures.bubble_of(ranks_seen(figures, stage)) if known else np.nan
+        predicted = Terms.of_prediction(prediction.stages[number].terms).bubble_share if prediction else np.nan
         row["predicted_bubble_share"] = predicted
-        row["peak_mib"] = peak_mib(record, stage, kind) if kind else np.nan
+        row["peak_mib"] = peak_mib(record, stage.ranks, kind) if kind else np.nan
         rows.append(row)
     return pd.DataFrame(rows).set_index("stage").astype({"peak_mib": "float64"})
 
@@ -192,13 +195,12 @@ def stragglers_frame(figures: Statistics, plan: Plan) -> pd.DataFrame:
     found = []
     steady = figures.steady.any()
     usual = np.median(figures.spent.compute[:, figures.steady], axis=1) if steady else np.zeros(len(plan.ranks))
-    stages = [(own, stage) for own in plan.by_island for stage in range(own.pipeline)]
-    for own, stage in stages if steady else ():
-        ranks = [rank for rank in ranks_seen(figures, plan, stage) if plan.of_island(plan.ranks[rank]) is own]
+    for stage in plan.stages if steady else ():
+        ranks = ranks_seen(figures, stage)
         for rank in ranks if len(ranks) > 1 else ():
             others = float(np.median([usual[other] for other in ranks if other != rank]))
             if usual[rank] > SLOW_RANK * others > 0:
-                found.append((rank, plan.node_of(rank), stage, float(usual[rank]), others))
+                found.append((rank, plan.node_of(rank), stage.name, float(usual[rank]), others))
     frame = pd.DataFrame(found, columns=["rank", "node", "stage", "compute_ms", "others_ms"])
     frame["more"] = frame["compute_ms"] / frame["others_ms"] - 1
     return frame.sort_values("more", ascending=False, kind="stable", ignore_index=True)
@@ -208,18 +210,18 @@ def memory_frame(record: Record, prediction: Prediction) -> pd.DataFrame:
     """A row for each stage, or each GPU of a stage whose replicas keep unlike parts of it, GiB: the predicted parts
     (MEMORY), their sum, the measured peak of its ranks, the limit of its GPU that has least room, and what is left."""
     peaks = []
-    for number, stage in enumerate(prediction.stages):
+    for of_run, stage in zip(record.plan.stages, prediction.stages, strict=True):
         groups: list[str | None] = [one.kind.name for one in stage.held]
-        peaks += [peak_mib(record, number, "max_allocated", group) for group in groups or [None]]
+        peaks += [peak_mib(record, of_run.ranks, "max_allocated", group) for group in groups or [None]]
     return predicted_memory_frame(prediction, peaks)
 
 
 def predicted_memory_frame(prediction: Prediction, peaks: list[float | None] | None = None) -> pd.DataFrame:
     """The same of a prediction alone, or beside peaks by row, MiB."""
-    rows, names = list[dict[str, float]](), list[int | str]()
-    for number, stage in enumerate(prediction.stages):
+    rows, names = list[dict[str, float]](), list[str]()
+    for stage in prediction.stages:
         of_gpus = [(one.memory, one.kind.gpu.memory_gib) for one in stage.held] or [(stage.memory, stage.limit_gib)]
-        names += [f"{number}, {one.kind.gpu.name}" for one in stage.held] or [number]
+        names += [f"{stage.name}, {one.kind.gpu.name}" for one in stage.held] or [stage.name]
         for memory, limit in of_gpus:
             parts = {part: amount.of(sum(stage.layers)) / GIB for part, amount in memory.by_term().items()}
             row = {part: parts[part] for part in MEMORY}
@@ -236,10 +238,9 @@ def peak_kind(record: Record) -> str | None:
     return next((kind for kind in PEAKS if any(kind in mib for mib in record.memory.values())), None)
 
 
-def peak_mib(record: Record, stage: int, kind: str, group: str | None = None) -> float | None:
-    """Returns the most MiB of a kind (docs/formats.md) that a rank of the stage took, of those on nodes of a `group` if
-    it is given; None if none reported it."""
-    ranks = [rank.rank for rank in record.plan.ranks if rank.stage == stage]
+def peak_mib(record: Record, ranks: Sequence[int], kind: str, group: str | None = None) -> float | None:
+    """Returns the most MiB of a kind (docs/formats.md) that one of the ranks took, of those on nodes of a `group` if it
+    is given; None if none reported it."""
     if group is not None:
         there = {rank for node in record.plan.planned_nodes if node.group == group for rank in node.ranks}
         ranks = [rank for rank in ranks if rank in there]

@@ -115,7 +115,7 @@ def facts(
         if prediction and not adapts
         else math.nan,
         sent=sent(record),
-        stages=_stages(record, prediction) if plan.partition else (),
+        stages=_stages(record, prediction) if plan.partition or plan.island_plans else (),
     )
 
 
@@ -158,15 +158,15 @@ def _stages(record: Record, prediction: Prediction | None) -> list[StageUse]:
     kind = None if emulated else peak_kind(record)  # of a rehearsal it is not that of the model
     alive = versions(plan)
     found = []
-    for stage in range(plan.pipeline):
-        mib = None if kind is None else peak_mib(record, stage, kind)
+    for number, stage in enumerate(plan.stages):
+        mib = None if kind is None else peak_mib(record, stage.ranks, kind)
         found.append(
             StageUse(
-                holds=stage_contents(plan, stage),
-                replicas=plan.layout.replicas[stage],
-                ahead=None if stream is None else stream.ahead(stage),
-                versions=alive[stage],
-                predicted_gib=math.nan if prediction is None else prediction.stages[stage].memory_gib,
+                holds=stage_contents(stage.plan, stage.number),
+                replicas=stage.plan.layout.replicas[stage.number],
+                ahead=None if stream is None else stream.ahead(number),
+                versions=alive[number],
+                predicted_gib=math.nan if prediction is None else prediction.stages[number].memory_gib,
                 measured_gib=math.nan if mib is None else mib / 1024,
             )
         )
@@ -176,7 +176,7 @@ def _stages(record: Record, prediction: Prediction | None) -> list[StageUse]:
 def versions(plan: Plan) -> Sequence[int]:
     """Returns by stage the most versions of its weights that are alive at once; known before a run starts."""
     if plan.stream is None:
-        return [1] * plan.pipeline
+        return [1] * len(plan.stages)
     return prove(plan.stream, 2 * plan.stream.in_flight + 2 * plan.stream.period).versions
 
 

@@ -276,13 +276,13 @@ def _detail(number: int, plan: Plan, prediction: Prediction, launch: str) -> str
     shown = [key for key in TITLES if key not in ("tensor", "imbalance", "other")]
     rows = [
         (
-            str(stage),
+            one.name,
             ", ".join(one.gpus),
             one.contents,
             *(f"{getattr(term, key):,.1f}" for key in shown),
             f"{term.bubble_share:.1%}",
         )
-        for stage, (one, term) in enumerate(zip(prediction.stages, terms, strict=True))
+        for one, term in zip(prediction.stages, terms, strict=True)
     ]
     hidden = " hidden" if number else ""
     head = ("stage", "GPU", "layers", *(f"{TITLES[key]} ms" for key in shown), "bubble")
@@ -301,7 +301,7 @@ def _facts(plan: Plan, prediction: Prediction) -> dict[str, Any]:
     return {
         "events": len(prediction.events),
         "stages": len(prediction.stages),
-        "labels": [f"stage {number} · {', '.join(one.gpus)}" for number, one in enumerate(prediction.stages)],
+        "labels": [f"stage {one.name} · {', '.join(one.gpus)}" for one in prediction.stages],
         "length_ns": max(ends) * 1e9,
         "micro_batches": plan.parallel.micro_batches,
         "chunks": plan.parallel.chunks,

@@ -127,8 +127,8 @@ def _answer(record: Record, figures: Statistics, why: Why | None) -> str:
         return message
     longest, least = max(compute, key=lambda stage: compute[stage]), min(compute, key=lambda stage: compute[stage])
     return (
-        f"{message} Stage {longest} computes the longest, {compute[longest]:,.1f} ms; stage {least} the shortest, "
-        f"{compute[least]:,.1f} ms."
+        f"{message} Stage {plan.stages[longest].name} computes the longest, {compute[longest]:,.1f} ms; stage "
+        f"{plan.stages[least].name} the shortest, {compute[least]:,.1f} ms."
     )
 
 
@@ -164,13 +164,14 @@ def _facts(
     record: Record, timeline: Timeline, figures: Statistics, names: Sequence[str], culprit: Culprit | None
 ) -> dict[str, Any]:
     """What the scripts need to know of the ranks and where to begin."""
+    number_of = {rank: number for number, stage in enumerate(record.plan.stages) for rank in stage.ranks}
     replicas = slowest_first(figures, [rank.dp for rank in record.plan.ranks])
     folded = alike(figures, record.plan.ranks, replicas) if len(record.plan.ranks) >= FOLDED_FROM else None
     return {
         "ranks": [
             {
                 "label": rank_label(rank),
-                "stage": rank.stage,
+                "stage": number_of[rank.rank],
                 "dp": rank.dp,
                 "tp": rank.tp if record.plan.tensor > 1 else None,
                 "node": record.plan.node_of(rank.rank),
@@ -178,6 +179,7 @@ def _facts(
             }
             for rank in record.plan.ranks
         ],
+        "stages": [stage.name for stage in record.plan.stages],
         "chunks": record.plan.chunks,
         "streams": record.plan.stream is not None,
         "micro_batches": record.micro_batch_numbers,

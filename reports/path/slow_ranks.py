@@ -81,7 +81,7 @@ def _usual(own: Mapping[int, float], peers: Peers) -> float:
 
 def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None) -> dict[int, Peers]:
     """Ranks that are slow."""
-    gpu, stages = gpus(plan), {one.rank: (plan.of_island(one).layout.start, one.stage) for one in plan.ranks}
+    gpu, stages = gpus(plan), {rank: number for number, stage in enumerate(plan.stages) for rank in stage.ranks}
     own = median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs])
     # Of a pass, for replicas may take unequal numbers of micro-batches.
     edges = graphs[0].edges
@@ -112,11 +112,7 @@ def _work(plan: Plan, expected: Expected | None) -> tuple[dict[int, float], floa
     Where nothing is predicted, layers tell: the first and the last stage have an embedding or a head beside them.
     """
     gpu, layers = gpus(plan), layers_of(plan)
-    mixed = {
-        stage
-        for stage in range(plan.pipeline)
-        if len({gpu[place.rank] for place in plan.ranks if place.stage == stage}) > 1
-    }
+    mixed = {number for number, stage in enumerate(plan.stages) if len({gpu[rank] for rank in stage.ranks}) > 1}
     if expected is not None:
         each = {stage: amount for stage, amount in enumerate(expected.stages) if stage not in mixed and amount > 0}
         least = SLOWER_STAGE if expected.measured else SLOWER_ROOFLINE
@@ -124,9 +120,10 @@ def _work(plan: Plan, expected: Expected | None) -> tuple[dict[int, float], floa
         inner = range(1, plan.pipeline - 1) if layers and all_alike(plan.model) else range(0)
         each, least = {stage: float(layers[stage]) for stage in inner if layers[stage]}, SLOWER_STAGE
     found = {
-        place.rank: each[place.stage] * len(plan.taken_by(place.stage, place.dp))
-        for place in plan.ranks
-        if place.stage in each
+        rank: each[number] * len(plan.taken_by(stage.number, plan.ranks[rank].dp))
+        for number, stage in enumerate(plan.stages)
+        for rank in stage.ranks
+        if number in each
     }
     return {rank: amount for rank, amount in found.items() if amount}, least
 

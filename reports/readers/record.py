@@ -51,10 +51,8 @@ def stage_contents(plan: Plan, stage: int) -> str:
     """What a stage holds: the counted blocks of each of its chunks, the embedding, the head.
 
     Blocks of one row of layers are counted; where a model has several rows, or a module's blocks are known, they are
-    named. Islands with plans of their own are joined by slashes.
+    named.
     """
-    if plan.island_plans is not None:
-        return " / ".join(stage_contents(own, stage) for own in plan.by_island if stage < own.pipeline)
     kinds = dict(plan.model.all_kinds())
     first = " + embedding" if stage == 0 and "embedding" in kinds else ""
     last = " + head" if stage == plan.pipeline - 1 and "head" in kinds else ""

@@ -119,7 +119,7 @@ def _row(one: Change, largest: float, least: float) -> Row:
 
 def _place(one: Change) -> str:
     if one.rank is None:
-        return "all" if one.stage is None else str(one.stage)
+        return one.stage or "all"
     shared = f" and {plural(one.others, 'other')}" if one.others else ""
     return f"{one.stage}, rank {one.rank}{shared}"
 

@@ -45,7 +45,8 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], took
     predicted = [Terms.of_prediction(stage.terms) for stage in prediction.stages]
     worst = _largest(measured, predicted)
     rows: list[Row] = [
-        (str(stage), *_row(stage, measured.get(stage), one, worst)) for stage, one in enumerate(predicted)
+        (prediction.stages[stage].name, *_row(stage, measured.get(stage), one, worst))
+        for stage, one in enumerate(predicted)
     ]
     if not took.terms:
         compared = ""
@@ -85,7 +86,8 @@ def _answer(
     stage, key = worst
     difference = getattr(measured[stage], key) - getattr(predicted[stage], key)
     return (
-        f"{message} Largest difference apart from the bubble: {COLUMNS[key]} of stage {stage}, {signed(difference)} ms."
+        f"{message} Largest difference apart from the bubble: {COLUMNS[key]} of stage "
+        f"{prediction.stages[stage].name}, {signed(difference)} ms."
     )
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from conf.visible import plural
 from megatron_ext.contract.events import ISLANDS
-from reports.facts.breakdown import island_of
+from reports.facts.breakdown import ISLANDS_MEET, island_of
 from reports.facts.statistics import Statistics
 from reports.figures.page import Names, number, table
 from reports.readers.events import Timeline
@@ -48,7 +48,7 @@ def _waits(record: Record, timeline: Timeline, figures: Statistics, of_rank: np.
     plan, events = record.plan, timeline.events
     steady = events["iteration"].isin(figures.iterations[figures.steady])
     some = events.assign(waited=np.maximum(figures.waiting_ns, 0) / 1e6)
-    some = some[(some["name"] == "islands-all-reduce") & steady]
+    some = some[(some["name"] == ISLANDS_MEET) & steady]
     places = pd.DataFrame([(one.rank, one.stage, one.tp) for one in plan.ranks], columns=["rank", "stage", "tp"])
     some = some.assign(island=of_rank[some["rank"]]).merge(places, on="rank")
     some["turn"] = some.groupby(["iteration", "rank"]).cumcount()

@@ -30,7 +30,7 @@ function makeRows() {
     const rows = seen.map((rank) => ({ rank, stage, label: run.ranks[rank].label, short: `rank ${rank}`, share: shareOf(rank) }));
     if (seen.length < all.length) rows.push({ stage, ...foldedText(stage, all.filter(isFolded)) });
     else if (all.some(canFold)) rows.push({ stage, ...unfoldedText(stage, all.filter(canFold).length) });
-    if (view.predicted) rows.push({ rank: run.ranks.length + stage, stage, predicted: true, label: `predicted · stage ${stage}`, short: "predicted" });
+    if (view.predicted) rows.push({ rank: run.ranks.length + stage, stage, predicted: true, label: `predicted · stage ${run.stages[stage]}`, short: "predicted" });
     return rows;
   });
 }
@@ -42,11 +42,11 @@ function foldedText(stage, ranks) {
   const replicas = [...new Set(ranks.map((rank) => run.ranks[run.like[rank]].dp))].sort((a, b) => a - b);
   const some = [replicas.slice(0, -1).join(", "), replicas.at(-1)].filter((part) => part !== "").join(" or ");
   const like = replicas.length > MOST_NAMED ? `like one of ${replicas.length} replicas` : `like replica ${some}`;
-  return { fold: `▸ ${howMany(ranks.length)} of stage ${stage} ${like}`, short: `▸ ${howMany(ranks.length)} ${like}` };
+  return { fold: `▸ ${howMany(ranks.length)} of stage ${run.stages[stage]} ${like}`, short: `▸ ${howMany(ranks.length)} ${like}` };
 }
 
 function unfoldedText(stage, ranks) {
-  return { fold: `▾ fold ${howMany(ranks)} of stage ${stage}`, short: `▾ fold ${howMany(ranks)}` };
+  return { fold: `▾ fold ${howMany(ranks)} of stage ${run.stages[stage]}`, short: `▾ fold ${howMany(ranks)}` };
 }
 
 // The bubble of a rank in the iteration; null where it is not known.

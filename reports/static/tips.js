@@ -6,10 +6,10 @@ function tip({ row, time, bar }) {
 }
 
 function whereText(row) {
-  if (isPredicted(row)) return [`stage ${row - run.ranks.length}, predicted`];
+  if (isPredicted(row)) return [`stage ${run.stages[row - run.ranks.length]}, predicted`];
   const rank = run.ranks[row];
   return [
-    `rank ${row} · stage ${rank.stage} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}`,
+    `rank ${row} · stage ${run.stages[rank.stage]} · data-parallel ${rank.dp}${rank.tp === null ? "" : ` · tensor-parallel ${rank.tp}`}`,
     `node ${rank.node}${rank.host && rank.host !== rank.node ? ` (${rank.host})` : ""}`,
   ];
 }

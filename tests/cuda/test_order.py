@@ -72,6 +72,7 @@ WATCHED = {
     **{name: LAYOUTS[name] for name in ("1f1b-in-int8", "offloaded", "sharded-offloaded", "activations-offloaded")},
     **{name: LAYOUTS[name] for name in ("sharded-in-bf16", "tensor-1f1b", "sharded-zb-h1", "replicas-3-1")},
     **{name: LAYOUTS[name] for name in ("scattered-zb-h1", "gathered", "gathered-1f1b", "islands-of-unlike-sizes")},
+    "islands-of-plans-of-their-own": LAYOUTS["islands-of-plans-of-their-own"],
     "overlapped": OPTIONS["overlapped"],
     "by-node": (4, "parallel.data=4 parallel.pipeline=1 parallel.partition=3 parallel.reduce_dtype=bf16"),
 }

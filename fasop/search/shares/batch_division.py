@@ -187,9 +187,9 @@ def _in_proportion(counts: Sequence[int]) -> str | None:
 
 
 def _needs(predicted: Prediction, size: int) -> str:
-    number, stage = max(enumerate(predicted.stages), key=lambda row: row[1].memory_gib - row[1].limit_gib)
+    stage = max(predicted.stages, key=lambda stage: stage.memory_gib - stage.limit_gib)
     return (
-        f"with micro-batches of {size} stage {number} needs {stage.memory_gib:.1f} of {stage.limit_gib:g} GiB of "
+        f"with micro-batches of {size} stage {stage.name} needs {stage.memory_gib:.1f} of {stage.limit_gib:g} GiB of "
         f"{'/'.join(stage.gpus)}"
     )
 

@@ -23,9 +23,8 @@ from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
 from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
 from fasop.search.space.choices import Choices
-from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import Nodes, times_on
-from fasop.simulation.predict import Prediction, predict_plan
+from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, Shared, best_shares
 from megatron_ext.contract.parallel_config import GATHERED
@@ -201,16 +200,10 @@ def _moved(shares: _Shares, layers: Sequence[int], until: float) -> tuple[int, .
     return best
 
 
-def _fits(predicted: Prediction) -> bool:
-    return all(stage.memory_gib <= stage.limit_gib for stage in predicted.stages)
-
-
 def plan_if_it_fits(placed: PlacedTraining, least: float) -> Plan | None:
     """Return the plan as a search shows it; None if it does not fit into memory with these shares."""
     predicted = predict_plan(placed)
-    if not _fits(predicted):
-        return None
-    if placed.training.parallel.own_plans and not all(_fits(predict_plan(own)) for own in by_island(placed)):
+    if any(stage.memory_gib > stage.limit_gib for stage in predicted.stages):
         return None
     return Plan(
         training=placed.training,

@@ -231,8 +231,8 @@ def _stages(plan: Plan) -> str:
     """A row for each stage: what it holds, and where."""
     by_tensor = any(place.tp for place in plan.ranks)
     rows = []
-    for own, stage in [(island, stage) for island in plan.by_island for stage in range(island.pipeline)]:
-        places = [place for place in plan.ranks if place.stage == stage and plan.of_island(place) is own]
+    for stage in plan.stages:
+        places = [plan.ranks[rank] for rank in stage.ranks]
         nodes = [plan.nodes[number] for number in dict.fromkeys(place.node for place in places)]
         gpus = Counter(plan.nodes[place.node].gpu for place in places)
         split = [str(1 + max(place.tp for place in places))] * by_tensor
@@ -241,8 +241,8 @@ def _stages(plan: Plan) -> str:
         on = named([node.name for node in nodes])
         rows.append(
             (
-                str(stage),
-                stage_contents(own, stage),
+                stage.name,
+                stage_contents(stage.plan, stage.number),
                 replicas,
                 *split,
                 kinds,

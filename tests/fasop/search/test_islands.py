@@ -108,6 +108,13 @@ def test_plans_that_islands_have_of_their_own_cost_what_the_same_plan_of_all_doe
     words += [f"parallel.islands={halves}", "train.sync_every=2"]
     once, each = (predict(compose([*words, f"parallel.partition={one}"])) for one in (layers, f"{layers}/{layers}"))
     assert each.iteration_s == pytest.approx(once.iteration_s, rel=1e-6)
+    stages = [f"{stage} of island {island}" for island in range(2) for stage in range(len(once.stages))]
+    assert [stage.name for stage in each.stages] == stages
+    left = [stage.limit_gib - stage.memory_gib for stage in each.stages]
+    for number, stage in enumerate(once.stages):
+        assert min(left[number :: len(once.stages)]) == pytest.approx(stage.limit_gib - stage.memory_gib)
+    lasted = [sum(stage.terms.by_name().values()) for stage in each.stages]
+    assert lasted == pytest.approx([lasted[0]] * len(lasted)), "the wait for the slower island included"
 
 
 def test_the_first_plan_is_near_the_best_of_all() -> None:

@@ -44,7 +44,7 @@ def test_the_work_that_takes_longer_is_named_and_the_idle_time_that_follows_from
     found = [(one.stage, one.kind, one.more) for one in changes(before, after)]
     assert found[0][2] == 95.0
     assert found[-1][2] == 0.0
-    assert (1, "messages", 0.0) not in found, "no row of zeros"
+    assert ("1", "messages", 0.0) not in found, "no row of zeros"
 
 
 def test_runs_that_are_alike_are_called_so_and_waiting_alone_is_named_where_no_work_differs():
@@ -76,7 +76,7 @@ def test_the_kinds_of_a_stage_are_its_iteration_and_more_layers_show_where_they_
     after, plan = of_run(tmp_path / "runs/b/20260101-000000-bbbb", replace(SHAPE, layers=13))
     assert plan.partition[0] == 5
     slower = [one for one in changes(before, after) if one.kind in ("forward", "backward")]
-    assert {(one.stage, one.kind) for one in slower[:2]} == {(0, "backward"), (0, "forward")}
+    assert {(one.stage, one.kind) for one in slower[:2]} == {("0", "backward"), ("0", "forward")}
     assert "stage 0's backward passes" in in_words(before, after)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from launch.commands.report import main
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.models.counts import parameter_count
+from reports.facts.frames import stages_frame
 from reports.facts.statistics import Statistics, statistics
 from reports.path.graph_of_events import make_graph
 from reports.readers.events import EVENT, Timeline, frame
@@ -103,6 +105,37 @@ def test_the_page_of_a_real_run_has_it(run: EngineRun):
     rows = [re.findall(r"<td[^>]*>(?:<span[^>]*>)?(.*?)(?:</span>)?</td>", row) for row in said.split("<tr>")[2:]]
     assert [row[:4] for row in rows] == [["0", "local-0", "2", "67%"], ["1", "local-0", "2", "33%"]]
     assert all("kB" in row[-1] for row in rows)
+
+
+OWN = (
+    *("parallel.data=2", "parallel.islands=1-1", "parallel.shares=2-1", "parallel.pipeline=2"),
+    *("parallel.tensor=1/2", "parallel.partition=1-2/3", "parallel.micro_batch_size=1"),
+    *("parallel.global_batch_size=12", "train.sync_every=3", f"train.iterations={ITERATIONS}"),
+)
+"""An island of two stages, and one of a tensor group."""
+
+
+def test_the_last_stages_of_islands_with_plans_of_their_own_wait_for_each_other(tmp_path: Path):
+    run = make_run(tmp_path / "runs/tiny/20260101-000000-aaaa", make_corpus(tmp_path), *OWN)
+    rows = []
+    for iteration in range(1, ITERATIONS + 1):
+        for rank, passed in enumerate([5, 10, 100, 90]):
+            spans = [("forward-compute", 0, passed), *([("islands-all-reduce", passed, 102)] if rank else [])]
+            if iteration % 3 == 0:
+                spans += [("islands-all-reduce", [103, 103, 104, 103][rank], 110)]
+            for name, start, end in spans:
+                begin = 1000 * iteration * MS
+                rows.append((rank, NAMES.index(name), 0, iteration, -1, -1, begin + start * MS, begin + end * MS))
+    timeline, record = Timeline(frame(np.array(rows, EVENT), NAMES), {}, 0, ()), read(run.run)
+    figures = statistics(timeline, run.plan.ranks, record)
+    found = islands_frame(record, timeline, figures)
+    assert found["loss_ms"].tolist() == [90, 10], "of island 1 the second rank waits for the first"
+    assert found["step_ms"].tolist() == [1, 1]
+    frame_of_stages = stages_frame(record, figures)
+    assert frame_of_stages["layers"].to_dict() == {
+        "0 of island 0": "1 + embedding", "1 of island 0": "2 + head", "0 of island 1": "3 + embedding + head",
+    }  # fmt: skip
+    assert frame_of_stages["forward"].tolist() == [5, 10, 95]
 
 
 def test_without_islands_there_is_no_such_section(known: Known):
