@@ -146,6 +146,9 @@ class NodeGroup:
     """Bandwidth out of a node, shared by its ranks."""
     inter_latency_us: float = option(MISSING, from_0())
     """Latency of a message to another node."""
+    nics: int = option(1, Range(1, 64))
+    """Network cards of a node that GPUs use, which share `inter_gbit_per_s` equally: a message between two GPUs goes
+    through one of them."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for the ranks of these nodes; they override `cluster.environment`. For example NCCL_IB_HCA."""
     sbatch: dict[str, str | None] = field(default_factory=dict)
@@ -232,6 +235,11 @@ def _check_groups(cluster: Cluster) -> None:
             raise ConfigError(
                 f"{group_key}.gpus_per_node=null (as many ranks as the plan asks for) needs a cluster of one node; "
                 "give the number of GPUs per node"
+            )
+        if group.nics > (group.gpus_per_node or group.nics):
+            raise ConfigError(
+                f"{group_key}.nics={group.nics} for gpus_per_node={group.gpus_per_node}: a GPU sends through one card; "
+                "give at most as many as a node has GPUs"
             )
         for slurm_key in sbatch.KEYS.values():
             if isinstance(value := getattr(group, slurm_key), str):

@@ -44,8 +44,9 @@ def exchange_s(kind: NodeKind, training: Training) -> float:
     tokens = parallel.own_samples * training.model.sequence_length
     size = 2 * tokens * model.query_groups * model.head_width / tensor * training.width
     apart = kind.gpus % (context * tensor) > 0  # some group lies on several nodes
-    sharing = min(kind.gpus, tensor) if apart else 1
-    if (measured := kind.measured(Exchange(Operation.send_recv, 2, size), between=apart)) is not None:
+    exchange = Exchange(Operation.send_recv, 2, size)
+    sharing = max(min(kind.gpus, tensor), kind.alone(exchange)) if apart else 1
+    if (measured := kind.measured(exchange, between=apart)) is not None:
         link = replace(measured, s_per_byte=sharing * measured.s_per_byte)
     else:
         link = links.between(kind.group, sharing) if apart else links.within(kind.group)

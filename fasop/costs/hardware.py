@@ -13,6 +13,7 @@ from conf.schema.values.topology import Uplink, uplinks
 from fasop.costs.network import links
 from fasop.costs.network.collectives import Collectives, Exchange
 from fasop.costs.network.links import Link
+from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.errors import SearchError
@@ -63,14 +64,23 @@ class NodeKind:
     def measured(self, exchange: Exchange, *, between: bool) -> Link[float] | None:
         """The link that what ranks exchange was measured to have; None: it was not measured."""
         known = self.collectives
-        return None if known is None else known.link(exchange, gpus=self.gpus, between=between)
+        if known is None:
+            return None
+        return known.link(exchange, gpus=self.gpus, between=between, alone=self.alone(exchange) if between else 1.0)
 
     def within(self, exchange: Exchange) -> Link[float]:
         """The link between two GPUs of a node, by what they exchange where that was measured."""
         return self.measured(exchange, between=False) or links.within(self.group)
 
+    def alone(self, exchange: Exchange) -> float:
+        """Returns as how many ranks, or rings, that share all of a node's cards one by itself counts: it has the cards
+        of its own GPUs, of a message one."""
+        gpus = self.group.gpus_per_node or self.gpus  # bounds ask for nodes of other sizes, whose cards stay
+        used = 1 if exchange.operation is Operation.send_recv else exchange.on_node(gpus)
+        return max(1.0, self.group.nics / used)
+
     def between(self, exchange: Exchange) -> Link[float]:
-        """The link out of a node that one of its ranks, or one ring, has for itself."""
+        """The link out of a node, through all its network cards, for one of its ranks, or one ring."""
         return self.measured(exchange, between=True) or links.between(self.group, 1)
 
 

@@ -134,7 +134,8 @@ def _meeting(plan: PlacedTraining, width: int | None = None) -> Link[float]:
         a, b = number[here], number[there]
         if here == there:
             return float(table.inside.latency_s[a]), float(table.inside.s_per_byte[a])
-        rate = max(table.leaving[a, b] * leaving[here], table.entering[a, b] * entering[there])
+        out, into = max(leaving[here], table.alone[a]), max(entering[there], table.alone[b])
+        rate = max(table.leaving[a, b] * out, table.entering[a, b] * into)
         return float(table.latency_s[a, b]), float(rate)
 
     found = {one: hop(*one) for one in {*hops}}

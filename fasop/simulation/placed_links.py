@@ -218,8 +218,8 @@ def on_pairs(
     nodes, each = (int(most) for most in where.spread.max(axis=0))
     here = exchange._replace(ranks=each)
     there = Exchange(summing, nodes, exchange.bytes / each, tensor * each)
-    within, across = (
-        table("gradients", messages.sums, one).slowest(pairs.sums, orders, inside=inside)
-        for one, inside in ((here, True), (there, False))
-    )
+    within = table("gradients", messages.sums, here).slowest(pairs.sums, orders, inside=True)
+    of_rings = table("gradients", messages.sums, there)  # so many on a node sum at once, each through its own card
+    of_rings = replace(of_rings, alone=of_rings.alone / each)
+    across = of_rings.slowest(pairs.sums, orders, inside=False)
     return replace(placed, gathering=None).with_sums_by_node(within, across, where, parallel.data, least=least)

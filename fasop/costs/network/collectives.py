@@ -31,6 +31,10 @@ class Exchange(NamedTuple):
     stride: int = 1
     """How many ranks further on the next one of the group lies."""
 
+    def on_node(self, gpus: int) -> int:
+        """Ranks of the group on each node of so many GPUs."""
+        return max(1, min(self.ranks, gpus // self.stride))
+
     @property
     def steps(self) -> tuple[int, float]:
         """Messages of a ring one after another, and the part of `bytes` that each has."""
@@ -94,21 +98,22 @@ class Collectives:
             of_place = self._known.setdefault((one.operation, one.nodes > 1), {})
             of_place.setdefault(ranks, []).append((one, Curve(one.us_by_bytes)))
 
-    def link(self, exchange: Exchange, *, gpus: int, between: bool) -> Link[float] | None:
+    def link(self, exchange: Exchange, *, gpus: int, between: bool, alone: float = 1.0) -> Link[float] | None:
         """The link whose ring takes as long as was measured, for one group on nodes of so many GPUs; None: not
-        measured, or there is nobody to exchange anything with."""
+        measured, or there is nobody to exchange anything with. One group by itself took as long as so many (`alone`)
+        that share all cards of a node."""
         known = self._known.get((exchange.operation, between))
         if known is None or exchange.ranks < 2 or exchange.bytes <= 0:
             return None
-        on_node = max(1, min(exchange.ranks, gpus // exchange.stride))
+        on_node = exchange.on_node(gpus)
         numbers = sorted(known)
         right = bisect_right(numbers, exchange.ranks)
         low, high = numbers[max(0, right - 1)], numbers[min(right, len(numbers) - 1)]
         if low >= exchange.ranks or low == high:
-            return _link(exchange._replace(ranks=low), *_parts(known[low], exchange, on_node))
+            return _link(exchange._replace(ranks=low), *_parts(known[low], exchange, on_node, alone))
         part = math.log(exchange.ranks / low) / math.log(high / low)
         (fixed, growing), (more_fixed, more_growing) = (
-            _parts(known[number], exchange, on_node) for number in (low, high)
+            _parts(known[number], exchange, on_node, alone) for number in (low, high)
         )
         few, many = fixed + growing, more_fixed + more_growing
         growth = (1 - part) * growing / few + part * more_growing / many
@@ -116,12 +121,14 @@ class Collectives:
         return _link(exchange, (1 - growth) * seconds, growth * seconds)
 
 
-def _parts(alike: Sequence[tuple[CollectiveTimes, Curve]], exchange: Exchange, on_node: int) -> tuple[float, float]:
+def _parts(
+    alike: Sequence[tuple[CollectiveTimes, Curve]], exchange: Exchange, on_node: int, alone: float
+) -> tuple[float, float]:
     """Seconds that a group alone on its nodes takes in any case, and that grow with the bytes, by the measurement that
     has nearly as many ranks on a node."""
     times, curve = min(alike, key=lambda one: abs(math.log(one[0].ranks / one[0].nodes / on_node)))
     log_s, growth = curve.at(exchange.bytes)
-    return (1 - growth) * math.exp(log_s), growth * math.exp(log_s) / times.sharing
+    return (1 - growth) * math.exp(log_s), growth * math.exp(log_s) / max(times.sharing, alone)
 
 
 def _link(exchange: Exchange, fixed: float, growing: float) -> Link[float]:

@@ -2,7 +2,8 @@
 
 All ranks of a node share its link to other nodes: `s_per_byte` counts as often as the sender has ranks that send out
 of the node at the same time, or the receiver such that receive, whichever are more. Likewise all ranks below a leaf
-switch (`cluster.topology`) share its uplink to nodes elsewhere. Of several links that must all be
+switch (`cluster.topology`) share its uplink to nodes elsewhere. With several network cards it counts at least as often
+as there are cards for each that the rank, or its ring, can use. Of several links that must all be
 passed at the same time, as those of a ring of replicas, whose steps wait for each other, the slowest counts.
 """
 
@@ -22,7 +23,7 @@ from fasop.costs.network.pair_placement import PairUses
 
 def has_pairs(kinds: Sequence[NodeKind]) -> bool:
     """Whether any link is not as the groups' own figures say."""
-    return may_be_quicker(kinds) or any(kind.uplink is not None for kind in kinds)
+    return may_be_quicker(kinds) or any(kind.uplink is not None or kind.group.nics > 1 for kind in kinds)
 
 
 def may_be_quicker(kinds: Sequence[NodeKind]) -> bool:
@@ -48,6 +49,8 @@ class LinkTable:
     """Seconds per byte of one rank of the sender; of a pair without an entry by the sender's own figures."""
     entering: Floats
     """Likewise of the receiver."""
+    alone: Floats
+    """[kinds]: `NodeKind.alone`."""
     leaf: Integers
     """[kinds]: the number of the leaf on which nodes hang; -1 of none."""
     uplinks: Floats
@@ -76,6 +79,7 @@ class LinkTable:
         return cls(
             leaf=np.array([-1 if kind.uplink is None else leaves.index(kind.uplink.leaf) for kind in kinds]),
             uplinks=by * [0.0 if kind.uplink is None else 8e-9 / kind.uplink.gbit_per_s for kind in kinds],
+            alone=np.array([kind.alone(exchange) for kind in kinds]),
             inside=Link(
                 latency_s=np.array([link.latency_s for link in inside]) * by,
                 s_per_byte=np.array([link.s_per_byte for link in inside]) * by,
@@ -103,8 +107,8 @@ class LinkTable:
         here, there = orders.T[uses.sources], orders.T[uses.targets]
         stays = (uses.sources == uses.targets)[:, np.newaxis]
         outside = np.maximum(
-            self.leaving[here, there] * uses.leaving[:, np.newaxis],
-            self.entering[here, there] * uses.entering[:, np.newaxis],
+            self.leaving[here, there] * np.maximum(uses.leaving[:, np.newaxis], self.alone[here]),
+            self.entering[here, there] * np.maximum(uses.entering[:, np.newaxis], self.alone[there]),
         )
         if (self.leaf >= 0).any():
             starts = np.zeros(1, np.int64) if uses.together else uses.starts

@@ -53,7 +53,7 @@ def within(group: NodeGroup) -> Link[float]:
     return Link(latency_s=group.intra_latency_us * 1e-6, s_per_byte=8e-9 / group.intra_gbit_per_s)
 
 
-def between(group: NodeGroup, sharing: int) -> Link[float]:
+def between(group: NodeGroup, sharing: float) -> Link[float]:
     """Out of a node of the group, while `sharing` of its ranks send at the same time."""
     return Link(latency_s=group.inter_latency_us * 1e-6, s_per_byte=8e-9 * sharing / group.inter_gbit_per_s)
 

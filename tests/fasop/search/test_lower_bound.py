@@ -21,7 +21,14 @@ from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
 from tests.support.cases import fewer
 from tests.support.fasop.plans import MEGATRON
-from tests.support.fasop.random_clusters import best_times, random_case, with_collectives, with_links, with_uplinks
+from tests.support.fasop.random_clusters import (
+    best_times,
+    random_case,
+    with_collectives,
+    with_links,
+    with_nics,
+    with_uplinks,
+)
 from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
 
@@ -46,7 +53,7 @@ def test_no_plan_beats_the_bound_where_replicas_mostly_sum_gradients(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("changed", [None, with_links, with_uplinks, with_collectives])
+@pytest.mark.parametrize("changed", [None, with_links, with_uplinks, with_nics, with_collectives])
 def test_no_plan_beats_the_bound_where_nodes_wait_for_slow_links(
     changed: Callable[[np.random.Generator, Sequence[NodeKind]], list[NodeKind]] | None,
 ) -> None:

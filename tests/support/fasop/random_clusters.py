@@ -159,6 +159,11 @@ def with_uplinks(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[No
     ]
 
 
+def with_nics(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
+    """The same nodes, of which most have several network cards."""
+    return [replace(kind, group=replace(kind.group, nics=int(rng.integers(1, kind.gpus + 1)))) for kind in kinds]
+
+
 def with_collectives(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
     """The same nodes, of which some have measured collectives of some operations and numbers of ranks."""
 

@@ -37,7 +37,7 @@ from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
 from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
-from tests.support.fasop.random_clusters import random_case, with_uplinks
+from tests.support.fasop.random_clusters import random_case, with_nics, with_uplinks
 from tests.support.fasop.random_pipelines import all_partitions
 
 MOST = 60
@@ -132,7 +132,7 @@ def small_case(
     rng = np.random.default_rng(seed)
     while True:
         training, kinds, choices = random_case(rng, alike=alike)
-        kinds = with_uplinks(rng, kinds) if leaves else kinds
+        kinds = with_nics(rng, with_uplinks(rng, kinds)) if leaves else kinds
         gpus = sum(kind.gpus * kind.group.count for kind in kinds)
         if not 3 <= gpus <= 6:
             continue
