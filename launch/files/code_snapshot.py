@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ MOST_BYTES_OF_FILE = 1 << 20
 MOST_BYTES = 64 << 20
 MOST_FILES = 10_000
 """A tree that has more than these is copied up to them, files near the top first; the rest is links."""
+MOST_TOGETHER = 500
+"""Files of one folder that are not Python's; where there are more, they are not copied."""
 MOST_BESIDE = 200
 """Entries in the folder above one without git, which are linked, too: a file may import from a folder beside its own.
 Where there are more, the folder is one in which unlike things lie, such as a home."""
@@ -139,20 +142,25 @@ class _Git:
         status = None if self.root is None else self.text("status", "--porcelain")
         self.changed = None if status is None else status.splitlines()
 
-    def files(self) -> list[Path]:
-        """Those that it tracks, and new ones that it does not ignore."""
-        assert self.root is not None
-        self._at = self.root
-        listed = self.text("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate")
+    def files(self, folder: Path | None = None) -> Iterator[Path]:
+        """Yields those that it tracks, and new ones that it does not ignore; also of git trees within it."""
+        if folder is None and self.root is not None:
+            self._at = self.root
+        top = folder or self._at
+        listed = self.text("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate", at=top)
         if listed is None:  # too many new files for the time there is, or git is older than 2.31
-            listed = self.text("ls-files", "-z", "--cached") or ""
-        return [self.root / name for name in dict.fromkeys(listed.split("\0")) if name]
+            listed = self.text("ls-files", "-z", "--cached", at=top) or ""
+        for path in (top / name for name in dict.fromkeys(listed.split("\0")) if name):
+            if path.is_dir() and not path.is_symlink() and (path / ".git").exists():
+                yield from self.files(path)
+            else:
+                yield path
 
-    def text(self, *arguments: str) -> str | None:
+    def text(self, *arguments: str, at: Path | None = None) -> str | None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         try:
             done = subprocess.run(
-                ["git", "-C", str(self._at), *arguments],
+                ["git", "-C", str(at or self._at), *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_GIT_TIMEOUT_S,
@@ -214,9 +222,12 @@ def _walked(root: Path, runs: Path) -> Iterator[Path]:
 
 
 def _chosen(sizes: Mapping[Path, int], first: Path) -> list[Path]:
-    """Choose as many files as there is room for: `first`, then Python's, then those near the top."""
+    """Choose as many files as there is room for: `first`, then Python's, then those near the top. Of a folder with many
+    others they are left out: those are data, and a part of them would pass for all."""
     chosen, room = [], MOST_BYTES
-    order = sorted(sizes, key=lambda path: (path != first, path.suffix != ".py", len(path.parts), path))
+    others = Counter(path.parent for path in sizes if path.suffix != ".py")
+    code = (path for path in sizes if path.suffix == ".py" or path == first or others[path.parent] <= MOST_TOGETHER)
+    order = sorted(code, key=lambda path: (path != first, path.suffix != ".py", len(path.parts), path))
     for path in order[:MOST_FILES]:
         if sizes[path] <= room:
             room -= sizes[path]

@@ -83,6 +83,36 @@ def test_of_a_git_tree_the_whole_tree_is_kept_with_its_commit_and_diff(work: Pat
     assert not (tree.parent / ".git").exists()
 
 
+def test_git_trees_within_a_git_tree_are_kept_and_the_diff_is_that_of_the_outer_one(work: Path) -> None:
+    lib = work / "lib"
+    lib.mkdir()
+    (lib / "part.py").write_text("x = 1\n")
+    for top in (lib, work):  # as a submodule is, for git: a commit of another tree
+        git(top, "init", "-q")
+        git(top, "add", ".")
+        git(top, "commit", "-q", "-m", "first")
+    (lib / "part.py").write_text("x = 2\n")
+    (work / "my.py").write_text("# changed\n")
+    found, run = kept(work)
+    copy = found.file.parent / "lib" / "part.py"
+    (lib / "part.py").write_text("x = 3\n")
+    assert copy.read_text() == "x = 2\n"
+    assert "+# changed" in run.code_diff.read_text()
+
+
+def test_a_folder_of_many_files_is_linked_whole_unless_they_are_code(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_snapshot, "MOST_TOGETHER", 3)
+    for folder, suffix in (("images", "png"), ("parts", "py"), ("few", "txt")):
+        (work / folder).mkdir()
+        for number in range(4 if folder != "few" else 3):
+            (work / folder / f"{number}.{suffix}").write_text("x")
+    tree = kept(work)[0].file.parent
+    assert [(tree / folder).is_symlink() for folder in ("images", "parts", "few")] == [True, False, False]
+    assert not (tree / "parts" / "3.py").is_symlink()
+
+
 def test_a_file_that_git_ignores_or_that_is_large_is_copied_if_it_is_the_one(work: Path) -> None:
     (work / ".gitignore").write_text("my.py\n")
     (work / "my.py").write_text("#" * LARGE)
