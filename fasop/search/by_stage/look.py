@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import nsmallest
 from typing import NamedTuple
 
 from conf.schema.values.partition import NodeOrder
@@ -50,14 +51,12 @@ class Looked:
     """Plans but for their partition that may be better, and were not looked at."""
 
 
-class _Option(NamedTuple):
-    """One option of a row; of two, the one that is looked at first is less."""
+class _Options(NamedTuple):
+    """Options of a row that have one bound; of two such, those that are looked at first are less."""
 
-    later: bool
-    """Whether it has a sibling with a sharded optimizer, which takes less time and less memory."""
     bound: float
     row: Row
-    number: int
+    numbers: tuple[int, ...]
 
 
 def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:
@@ -96,6 +95,7 @@ def explore_stages(
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
     work, left, least = 0, 0, math.inf
     closing = Closing(min((plan.total for plan in keep.plans), default=math.inf), effort)
+    most = effort.work // BUILT + effort.raised + 2  # of which candidates are built, before there is no work left
     for elsewhere in (False, True):  # what is found in the order of the best plan leaves out most of the others
         rows = list[Row]()
         for number, some in enumerate(nodes):
@@ -104,24 +104,30 @@ def explore_stages(
             for found in some.rows(number, orders, lambda bounds: bounds <= closing.fastest):
                 rows += found.every
                 least = min(least, found.least)
-        for option in sorted(_options(nodes, rows)):
-            build = partial(nodes[option.row.kinds].candidate, option.row, option.number)
-            if option.bound > closing.fastest:
-                least = min(least, option.bound)
-                continue
-            if work > effort.work or time.process_time() > until:
-                closing.put_off(option.bound, build)
-                left += 1
-                continue
-            one = build()
-            work += BUILT
-            one.rule_out(closing.fastest)
-            if one.bound > closing.fastest:
-                least = min(least, one.bound)
-                continue
-            partition, seconds, steps = one.search(NEAR * closing.fastest)
-            work += steps
-            closing.add(one, partition, seconds)
+        # Those without a sharded optimizer that have a sibling with one, which takes less time and memory, come later.
+        for later in (False, True):
+            every = [*_options(nodes, rows, later=later)]
+            nearest = nsmallest(most, every)
+            for bound, row, number in ((one.bound, one.row, number) for one in nearest for number in one.numbers):
+                build = partial(nodes[row.kinds].candidate, row, number)
+                if bound > closing.fastest:
+                    least = min(least, bound)
+                    continue
+                if work > effort.work or time.process_time() > until:
+                    closing.put_off(bound, build)
+                    left += 1
+                    continue
+                one = build()
+                work += BUILT
+                one.rule_out(closing.fastest)
+                if one.bound > closing.fastest:
+                    least = min(least, one.bound)
+                    continue
+                partition, seconds, steps = one.search(NEAR * closing.fastest)
+                work += steps
+                closing.add(one, partition, seconds)
+            if len(every) > most:  # no bound of these is less than that of the last one that was put off or left out
+                left += sum(len(one.numbers) for one in every if nearest[-1] < one and one.bound <= closing.fastest)
     least = min(least, closing.run(until))
     keep.add([one.plan(partition) for one, partition in closing.best])
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
@@ -144,9 +150,17 @@ def explore_stages(
     )
 
 
-def _options(nodes: Sequence[StagedPlans], rows: Sequence[Row]) -> Iterator[_Option]:
-    """All options of rows."""
+def _options(nodes: Sequence[StagedPlans], rows: Sequence[Row], *, later: bool) -> Iterator[_Options]:
+    """Those of all rows that are looked at `later` than others of their row, or first."""
+    known: dict[tuple[int, tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]] = {}
     for row in rows:
-        shares = [nodes[row.kinds].options[number].parallel.sharded_optimizer for number in row.numbers]
-        for number, shared in zip(row.numbers, shares, strict=True):
-            yield _Option(any(shares) and not shared, row.of_sharded if shared else row.bound, row, number)
+        key = row.kinds, row.numbers
+        if key not in known:
+            of_row = nodes[row.kinds].options
+            shared = tuple(number for number in row.numbers if of_row[number].parallel.sharded_optimizer)
+            known[key] = shared, tuple(number for number in row.numbers if number not in shared)
+        shared, others = known[key]
+        if shared and not later:
+            yield _Options(row.of_sharded, row, shared)
+        elif others and bool(shared) == later:
+            yield _Options(row.bound, row, others)

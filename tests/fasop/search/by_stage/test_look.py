@@ -18,6 +18,7 @@ from conf.schema.values.partition import Partition, Shares
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
+from fasop.search.by_stage import look
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import WHOLE
@@ -165,6 +166,26 @@ def test_the_best_of_all_layouts_and_partitions_is_found(seed: int) -> None:
     assert min((plan.total for plan in best.plans), default=np.inf) == pytest.approx(min(every))
     for plan in best.plans:
         assert predict_plan(plan).iteration_s == plan.total == plan.bound
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("built", [0, 2])
+def test_layouts_behind_those_that_are_built_count_with_their_bounds(
+    seed: int, built: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of all is the same as if each was kept: with work for so many, and as many bounds raised."""
+    training, kinds, choices, plans = small_case(seed)
+    effort = replace(WHOLE, work=built * look.BUILT, raised=built)
+
+    def looked() -> tuple[look.Looked | None, list[float]]:
+        best = Best(1)
+        return explore_stages(training, [kinds], choices, best, effort, math.inf), [plan.total for plan in best.plans]
+
+    found = looked()
+    monkeypatch.setattr(look, "nsmallest", lambda _, every: sorted(every))
+    assert found == looked()
+    assert found[0] is not None
+    assert 0 < found[0].left <= len(plans)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
