@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from conf.errors import RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
-from conf.visible import visible
+from conf.visible import plural, visible
 from launch.commands.run_arguments import add_run, chosen_run
 from launch.control.notify import notify_end_if_possible
 from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
@@ -86,14 +86,18 @@ def _saved_first(run: RunDir) -> str:
     try:
         if not save_first(run):
             return f"no checkpoint was saved within {SAVE_S:.0f} s; ending the run\n"
-        nodes = observe(run).nodes
+        seen = observe(run)
     except KeyboardInterrupt:
         return "interrupted: ending the run without saving\n"
     except RunFolderError:  # it is ended, whatever its files hold
         return ""
-    failed = [node for node in nodes if node.exit_code not in (0, SAVED)]
+    failed = [node for node in seen.nodes if node.exit_code not in (0, SAVED)]
     if not failed:
-        return ""
+        lost = (seen.log[-1].iteration if seen.log else 0) - (seen.kept or seen.saved or 0)
+        where = run.node_err(seen.nodes[0].name)
+        return (
+            f"the checkpoint could not be written: {plural(lost, 'iteration')} lost; see {where}\n" if lost > 0 else ""
+        )
     how = "its agent is gone" if failed[0].exit_code is None else f"it exited with {failed[0].exit_code}"
     return f"node {failed[0].name} ended before it had saved: {how}; see {run.node_err(failed[0].name)}\n"
 

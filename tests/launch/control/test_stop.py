@@ -143,6 +143,24 @@ def test_what_ends_before_it_has_saved_says_where_to_look(
     assert said in capsys.readouterr().err
 
 
+def test_a_checkpoint_that_could_not_be_written_is_told(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk is full: ranks end as if they had saved, for a failed save ends no run with an error."""
+    run = start(runs, *FOREVER)
+    wait_until_running(run)
+
+    def without_a_checkpoint(run: RunDir) -> bool:
+        ended = stop.save_first(run)
+        run.latest_checkpoint.unlink()
+        return ended
+
+    monkeypatch.setattr(stop_command, "save_first", without_a_checkpoint)
+    assert stop_command.main([str(run.path), "--save"]) == 0
+    said = f"the checkpoint could not be written: {observe(run).log[-1].iteration} iterations lost; see "
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.fast
 def test_stop_finds_the_processes_of_a_submission_that_was_cut_off(runs: Path) -> None:
     run = start(runs, *FOREVER)
