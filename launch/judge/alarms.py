@@ -31,7 +31,9 @@ HOT_S = 900.0
 HOT = 0.2
 """The part of the readings of a GPU in so many seconds from which it counts as slowed down."""
 SPIKE = 10.0
-"""A loss that is so many usual deviations above those before it has jumped: other losses are at most half as far."""
+"""A loss that is so many usual deviations above those before it has jumped."""
+FARTHER, LONGER = 2.0, 500
+"""So many times as far above as the highest of so many lines before: losses of some data now and then lie far above."""
 SPIKE_PART = 0.05
 """The least part of the loss that a jump has."""
 BEFORE = 50
@@ -123,12 +125,15 @@ def _error(values: Sequence[float]) -> float:
 
 def _spike(last: Sequence[Iteration]) -> Alarm | None:
     known = [(line.iteration, line.loss) for line in last[-NEWEST:] if line.loss is not None]
+    above: list[float] = []
     for at in range(BEFORE, len(known)):
         iteration, loss = known[at]
         before = [one for _, one in known[at - BEFORE : at]]
         usual = median(before)
         deviation = 1.4826 * median(abs(one - usual) for one in before)
-        if loss - usual > max(SPIKE * deviation, SPIKE_PART * abs(usual)):
+        least = max(SPIKE * deviation, SPIKE_PART * abs(usual), FARTHER * max(above[-LONGER:], default=0.0))
+        above.append(loss - usual)
+        if len(above) > BEFORE and above[-1] > least:
             text = f"the loss jumped to {loss:.4g} at iteration {iteration}, from {usual:.4g} in the lines before"
             return Alarm(kind="loss-spike", text=text)
     return None

@@ -86,6 +86,21 @@ def test_fifty_quiet_runs_raise_none_whenever_they_are_looked_at() -> None:
             assert raised(until, gpus, waited(until, seed)) == [], seed
 
 
+def test_losses_that_now_and_then_lie_far_above_the_others_raise_none() -> None:
+    """As those of data with a few hard samples do: normal noise, each divided by the size of another."""
+    for seed in range(50):
+        drawn = random.Random(seed)
+        lines = [
+            Iteration(iteration=at, unix=1e9 + 10 * at, elapsed_ms=1000.0, nan=0, loss=2 + 9 * (at + 1) ** -0.4)
+            for at in range(1500)
+        ]
+        noise = (1 + 0.01 * drawn.gauss(0, 1) / max(0.2, abs(drawn.gauss(0, 1))) for _ in lines)
+        far = [replace(line, loss=line.loss * one) for line, one in zip(lines, noise, strict=True) if line.loss]
+        assert raised(far, {}) == [], seed
+        far[1200] = replace(far[1200], loss=1.6 * (far[1200].loss or 0.0))
+        assert [alarm.kind for alarm in raised(far, {})] == ["loss-spike"], seed
+
+
 TROUBLES: dict[str, tuple[Callable[[int], list[Alarm]], str, str]] = {
     "slow by 5 %": (lambda seed: raised(log(seed, slows=1.05), readings(seed)), "slower", "(+"),
     "slow by heat": (
