@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS, TENSOR, TRAFFIC, WEIGHTS
+from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS, ISLANDS, TENSOR, TRAFFIC, WEIGHTS
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.engine import engine
 from tests.support.megatron_ext.engine_run import EngineRun
@@ -174,6 +174,23 @@ def test_a_tensor_group_sums_within_the_passes(engine_run: Engine) -> None:
     assert one == other
     assert one[TENSOR] >= samples(run) * 2 * 4 * activations(run)  # two a layer in each direction
     assert one[ACTIVATIONS] == one[GRADIENTS] == one[ALL_REDUCE] == 0
+
+
+def test_islands_with_plans_of_their_own_send_the_halves_of_matrices_once_and_all_else_with_each(
+    engine_run: Engine,
+) -> None:
+    """A tensor group of two meets two stages, each of whose ranks has both halves."""
+    run = engine_run(
+        "parallel.data=2", "parallel.islands=1-1", "parallel.pipeline=2", "parallel.partition=1-2/3",
+        "parallel.tensor=1/2", "train.sync_every=3", UNTIED, *EVALUATED,
+    )  # fmt: skip
+    first, last, *group = [one[ISLANDS] for one in sent(run)]
+    model, meetings = run.plan.model, 2
+    norms, biases = 4 * model.hidden, 2 * model.hidden  # of a layer; the biases of what is cut by rows
+    whole = model.layers * (norms + biases) + 2 * model.hidden + model.sequence_length * model.hidden
+    padded = 2 * (model.padded_vocab_size - model.vocab_size) * model.hidden  # of the embedding and the head
+    assert first + last == meetings * FP32 * (parameter_count(model) + padded + whole)
+    assert group == [(first + last) / 2] * 2
 
 
 @pytest.mark.parametrize(("sizes", "replicas"), [("1-1", 2), ("2-1", 3)])

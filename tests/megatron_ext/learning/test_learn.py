@@ -87,8 +87,12 @@ def test_a_plan_that_flushes(engine_run: Callable[..., EngineRun], layout: Seque
     [
         ("parallel.data=3", "parallel.islands=2-1", "parallel.shares=5-4-3", *DROPOUT, *CLIPPED),
         ("parallel.data=2", "parallel.pipeline=2", "parallel.partition=1-3", *SGD),
+        (
+            *("parallel.data=2", "parallel.islands=1-1", "parallel.pipeline=2", "parallel.partition=1-3/4"),
+            *("parallel.tensor=1/2", "parallel.shares=1-3", *DROPOUT, *CLIPPED),
+        ),
     ],
-    ids=["of-unequal-sizes", "of-pipelines"],
+    ids=["of-unequal-sizes", "of-pipelines", "of-plans-of-their-own"],
 )
 def test_islands_with_the_weights_of_their_last_common_step(
     engine_run: Callable[..., EngineRun], layout: Sequence[str]
