@@ -37,6 +37,8 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     """The plan: how the model and the batch are cut, and which node takes which part."""
 
     def __post_init__(self) -> None:
+        if self.has_own_plans:
+            check_with_own_plans(partial(getattr, self))
         _read_recompute(self)
         _read_offload(self)
         _read_zero(self)
@@ -83,12 +85,16 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         """Replicas of the first stage."""
         return self.data * self.context if self.replicas is None else self.layout.replicas[0]
 
+    @property
+    def has_own_plans(self) -> bool:
+        """Whether tensor sizes or layers are written island by island."""
+        return BY_ISLAND in f"{self.tensor}{self.partition}"
+
     @cached_property
     def own_plans(self) -> tuple[Parallel, ...]:
-        """The plan of each island by itself, where tensor sizes or layers are written island by island."""
-        if BY_ISLAND not in f"{self.tensor}{self.partition}":
+        """The plan of each island by itself, where it has its own."""
+        if not self.has_own_plans:
             return ()
-        check_with_own_plans(partial(getattr, self))
         _check_islands(self)
         _check_shares(self)
         return own_plans(self, self.islands_of)

@@ -38,7 +38,8 @@ def check_with_own_plans(get: Get) -> None:
     given = " ".join(f"parallel.{key}={shown(get(key, None))}" for key in BY_ISLANDS)
     for key, (only, use) in NOT_BY_ISLAND.items():
         value = get(key, only)
-        if value == AUTO if only is AUTO else value != only:
+        as_word = str(value).lower()  # YAML reads false as False
+        if as_word == AUTO if only is AUTO else as_word != str(only).lower():
             raise ConfigError(
                 f"parallel.{key}={shown(value)} cannot be combined with plans by island, {given}; use {use}, "
                 f"{OTHERWISE}"

@@ -116,7 +116,7 @@ OWN = (
 
 
 def test_islands_with_plans_of_their_own_lie_one_after_another() -> None:
-    plan = plan_of(EVERY, *OWN)
+    plan = plan_of(EVERY, *OWN, "parallel.scatter_messages=false")
     content = plan.as_json()
     assert content["island_plans"] == [
         {"pipeline": 2, "tensors": [1, 1], "partition": [1, 3]}, {"pipeline": 1, "tensors": [2], "partition": [4]}
@@ -154,7 +154,7 @@ def test_islands_with_plans_of_their_own_lie_one_after_another() -> None:
             r"parallel\.partition=1-3/4 .*by island; set train\.sync_every",
         ),
         ("parallel.shares=auto", r"shares=auto cannot .*by island.*; use numbers, such as"),
-        ("parallel.recompute=full-none", r"recompute=full-none is by stage"),
+        ("parallel.recompute=full-none-none", r"recompute=full-none-none is by stage"),
         (
             "parallel.chunks=2 parallel.schedule=interleaved",
             r"chunks=2 cannot .*; use parallel\.chunks=1 with parallel\.schedule",
