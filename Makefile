@@ -65,7 +65,7 @@ test-mutations: .venv/dev.installed
 # Under a stand-in for CUDA (tests/support/cuda) the real CUDA build of torch runs without a GPU. It has a venv of its own,
 # which is kept: 5 GB. CUDA_VENV=FOLDER keeps it elsewhere, for several clones.
 CUDA_VENV ?= .venv-cuda
-test-cuda: .venv/dev.installed $(CUDA_VENV)/cuda.installed
+test-cuda: .venv/dev,megatron.installed $(CUDA_VENV)/cuda.installed
 	@command -v g++ >/dev/null || $(call install,g++,the tests on GPUs)
 	CUDA_VENV=$(CUDA_VENV) $(PARALLEL)=auto --maxprocesses=4 tests/cuda
 

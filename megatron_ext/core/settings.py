@@ -61,6 +61,10 @@ def make_groups(plan: Plan, timeout: timedelta) -> None:
             expert_model_parallel_size=plan.expert or 1,
             create_gloo_process_groups=False,
         )
+    if plan.device == "cuda":  # layers that share a sequence ask for these states even where nothing is dropped
+        from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+
+        model_parallel_cuda_manual_seed(plan.train.seed)
 
 
 def model_config(plan: Plan, library: Library) -> Any:
