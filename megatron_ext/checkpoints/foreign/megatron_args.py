@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
-from megatron_ext.checkpoints.foreign.torch_dist import COMMON, folder_of, read_common
+from megatron_ext.checkpoints.foreign.torch_dist import COMMON, folder_of, read_common, weights_alone
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.keys import LEARNED, ROTARY
+from megatron_ext.contract.keys import ranges_of
+from megatron_ext.contract.models.keys import LEARNED, ROTARY, Sizes
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.plan_check import PlanFault, build, check_object
+from megatron_ext.contract.plan_check import PlanFault, build, check_object, fault
 
 _SIZES = {"layers": "num_layers", "hidden": "hidden_size", "heads": "num_attention_heads"}
 _OPTIONS = {
@@ -34,18 +35,26 @@ def model_in(path: Path) -> ModelConfig:
         EngineError: nothing there says what it is, or no model here is such a one.
     """
     common, file = read_common(path), folder_of(path) / COMMON
-    way_out = f"give a run the same model, and train.load={path}, which takes the weights alone"
-    if "args" not in common:
-        raise EngineError(f"{file}: has no arguments of Megatron-LM, which would say what the model is; {way_out}")
-    args = vars(common["args"])
+    args = getattr(common.get("args"), "__dict__", None)
+    if args is None:
+        raise EngineError(
+            f"{file}: has no arguments of Megatron-LM, which would say what the model is; {weights_alone(path)}"
+        )
     others = [f"{name}={args[name]!r}" for name, usual in _OTHERS.items() if args.get(name, usual) not in (usual, None)]
     if others:
         raise EngineError(f"{file}: a model with {', '.join(others)}, of which tdpp has none")
     try:
         content = _content(args)
         check_object(ModelConfig, content, "model", whole=True)
+        for key, within in {**ranges_of(ModelConfig), **ranges_of(Sizes)}.items():  # as for what a user gives
+            must = within.broken_by(content[key]) if key in content else ""
+            if must:
+                raise fault(f"model.{key}", content[key], must)
     except (PlanFault, KeyError, TypeError) as error:
-        raise EngineError(f"{file}: its arguments do not say what the model is: {error}; {way_out}") from error
+        told = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise EngineError(
+            f"{file}: its arguments do not say what the model is: {told}; {weights_alone(path)}"
+        ) from error
     config: ModelConfig = build(ModelConfig, content)
     return config
 

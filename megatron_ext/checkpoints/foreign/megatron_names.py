@@ -54,6 +54,15 @@ those before experts by either name."""
 _EXPERTS = "mlp.experts.experts."
 _STATES = ("self_attention.core_attention", "self_attention.linear_qkv", "self_attention.linear_proj")
 """Layers that ask for a state of FP8, where there may be none."""
+_KEEPING = {
+    r"[qk]_layernorm\.weight$": "qk_layernorm=true",
+    r"norm[._]bias$": "normalization=LayerNorm",
+    r"linear_qkv\.bias$": "add_qkv_bias=true",
+    r"linear_\w+\.bias$": "add_bias_linear=true",
+    r"^output_layer\.weight$": "untie_embeddings_and_output_weights=true",
+    r"position_embeddings\.weight$": "position_embedding_type=learned_absolute",
+}
+"""The keys of a model that give it these tensors."""
 _CHAINED = re.compile(r"^chained_\d+\.")
 """How names begin where there are several optimizers, before megatron.core 0.14."""
 
@@ -66,12 +75,14 @@ class Place(NamedTuple):
 
 
 def places(part: str, parameter: str) -> List[Place]:
-    """All places where a parameter may be, the usual one first."""
+    """All places where a parameter may be, the usual one first; raises EngineError where there is none."""
     if not part.startswith("layer-"):
         return [Place(_OUTSIDE[part, parameter])]
     layer = int(part[len("layer-") :])
     expert = re.fullmatch(r"experts\.(\d+)\.(.+)", parameter)
     stem, kind = (parameter if expert is None else expert[2]).rsplit(".", 1)
+    if stem not in _INSIDE:
+        raise EngineError(f"a model with {stem}.{kind} is none of Megatron-Core's, whose format has no place for it")
     if expert is None:
         return [
             place
@@ -116,6 +127,7 @@ class Weights:
                 f"{folder}: {deeper[0]} has {_layers(deeper[0], self._index[deeper[0]])} layers, the model has "
                 f"{model.layers}; give the run the same model"
             )
+        self._require_all()
 
     def part(self, part: str, kind: str = WEIGHTS) -> Dict[str, Tensor]:
         """What there is of a kind for the parameters of a part of a checkpoint of ours, in fp32.
@@ -138,6 +150,29 @@ class Weights:
                 tensor = by_kind(tensor, model.query_groups, qkv_heads(model))
             content[name] = tensor[:rows]
         return content
+
+    def _require_all(self) -> None:
+        """Raises EngineError if a tensor of the folder's model is none of this one's, which would compute another."""
+        named = {place.name for part, name, _ in _parameters(self.model) for place in places(part, name)}
+        there = {
+            re.sub("_[wv]$", "", name)  # halves of a gated layer
+            for name in self._index
+            if name.startswith(("decoder.", "embedding.", "output_layer.")) and "._extra_state" not in name
+        }
+        others = {
+            name: next((key for pattern, key in _KEEPING.items() if re.search(pattern, name)), None)
+            for name in sorted(there - named)
+        }
+        if not others:
+            return
+        keys = set(others.values())
+        if "add_bias_linear=true" in keys:  # which gives queries, keys and values theirs, too
+            keys.discard("add_qkv_bias=true")
+        unknown = [name for name, key in others.items() if key is None]
+        first = unknown or list(others)
+        told = f"{', '.join(first[:3])}{f' and {len(first) - 3} more' if len(first) > 3 else ''}"
+        way_out = "of which tdpp has none" if unknown else f"use {' '.join(sorted(f'model.{key}' for key in keys))}"
+        raise EngineError(f"{self._folder}: its model has {told}, which this model lacks; {way_out}")
 
     def _read(self, found: Sequence[Place]) -> Tensor:
         import torch

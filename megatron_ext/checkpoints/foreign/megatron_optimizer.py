@@ -3,10 +3,11 @@ they leave."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from megatron_ext.checkpoints.foreign.torch_dist import COMMON, folder_of, read_common
+from megatron_ext.checkpoints.foreign.torch_dist import COMMON, folder_of, read_common, weights_alone
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import WEIGHTS
@@ -140,7 +141,7 @@ def reached_in(path: Path) -> Optional[Reached]:
     saved = common.get("optimizer")
     if not saved:
         return None
-    way_out = f"train.load={path} takes the weights alone"
+    way_out = weights_alone(path)
     try:
         several = [saved[number] for number in sorted(saved)] if 0 in saved else [saved]
         forms = {one.get("param_state_sharding_type", RESHARDABLE) for one in several}
@@ -150,7 +151,7 @@ def reached_in(path: Path) -> Optional[Reached]:
                 "layout that saved it; have Megatron-LM load it in that layout and save it with "
                 f"--dist-ckpt-optim-fully-reshardable (engine.arguments; Megatron-Core 0.15 or newer), or {way_out}"
             )
-        args = vars(common["args"]) if "args" in common else {}
+        args = getattr(common.get("args"), "__dict__", {})
         optimizer = args.get("optimizer", "adam")
         if optimizer != "adam":
             raise EngineError(f"{folder}: it has the state of --optimizer {optimizer}, not of adam; {way_out}")
@@ -158,14 +159,14 @@ def reached_in(path: Path) -> Optional[Reached]:
         return Reached(
             _count(common["iteration"]),
             _count(consumed),
-            max(map(_updates, several)),
+            _updates(several),
             next(filter(None, map(_scaler, several)), None),
             ADAMW if args.get("decoupled_weight_decay", True) else ADAM,
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        told = f"{error} is missing" if isinstance(error, KeyError) else error
         raise EngineError(
-            f"{folder / COMMON}: does not say how far the training has come ({error!r}), as Megatron-LM's does; "
-            f"{way_out}"
+            f"{folder / COMMON}: does not say how far the training has come, as Megatron-LM's does: {told}; {way_out}"
         ) from error
 
 
@@ -175,11 +176,14 @@ def _count(value: Any) -> int:
     return int(value)
 
 
-def _updates(saved: Dict[str, Any]) -> int:
-    """Updates that an optimizer made: torch's counts by parameter, Transformer Engine's and Apex's by group."""
-    inner = saved.get("optimizer", saved)
-    by_group = [group["step"] for group in inner["param_groups"] if group.get("step") is not None]
-    return max(map(_count, [*by_group, inner.get("state", {}).get("common_step", 0)]))
+def _updates(several: Sequence[Dict[str, Any]]) -> int:
+    """Updates that optimizers made: torch's counts by parameter, Transformer Engine's and Apex's by group."""
+    inner = [saved.get("optimizer", saved) for saved in several]
+    steps = [group.get("step") for one in inner for group in one["param_groups"]]
+    steps += [one.get("state", {}).get("common_step") for one in inner]
+    if not any(step is not None for step in steps):
+        raise ValueError("neither a step in param_groups nor a common_step counts the optimizer's updates")
+    return max(_count(step) for step in steps if step is not None)
 
 
 def _scaler(saved: Dict[str, Any]) -> Optional[Dict[str, float]]:
@@ -188,5 +192,7 @@ def _scaler(saved: Dict[str, Any]) -> Optional[Dict[str, float]]:
     if "growth_tracker" not in found:
         return None
     # which counts down as long as gradients overflow
-    patience = int(found["hysteresis_tracker"])
-    return {"scale": float(found["scale"]), "good": _count(found["growth_tracker"]), "patience": patience}
+    patience, scale = int(found["hysteresis_tracker"]), float(found["scale"])
+    if not 0 < scale < math.inf:
+        raise ValueError(f"expected a loss scale above 0, found {scale}")
+    return {"scale": scale, "good": _count(found["growth_tracker"]), "patience": patience}

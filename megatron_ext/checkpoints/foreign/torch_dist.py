@@ -160,7 +160,14 @@ def read_common(path: Path) -> Dict[str, Any]:
         with _Saved(read_regular(file)) as saved:
             return {str(key): saved.plain(value) for key, value in saved.content.items()}
     except Exception as error:  # what is damaged raises almost anything
-        raise EngineError(f"{file}: cannot be read as what Megatron-Core's ranks share: {why(error)}") from error
+        raise EngineError(
+            f"{file}: cannot be read as what Megatron-Core's ranks share: {why(error)}; {weights_alone(path)}"
+        ) from error
+
+
+def weights_alone(path: Path) -> str:
+    """What helps where all but the weights of a folder is missing or damaged."""
+    return f"a run of the same model with train.load={path} takes the weights alone"
 
 
 class _Saved:

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conf.compose import compose
 from launch import cli
-from launch.control import megatron_lm
 from megatron_ext.checkpoints.foreign import torch_dist
 from megatron_ext.train import Training
-from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE
-from tests.support.megatron_ext.engine_run import TINY, make_run
+from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE, arguments_of
+from tests.support.megatron_ext.engine_run import make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
@@ -45,6 +43,7 @@ CASES = {
         (*SINGLE, *EXPERT),
         (*SINGLE, "parallel.tensor=2", "parallel.sequence_parallel=true"),
     ),
+    "experts shared out, chained": (MIXTRAL, (*SINGLE, *EXPERT), SINGLE),
     "experts shared out, sharded": (
         MIXTRAL,
         (*SINGLE, *EXPERT, "parallel.sharded_optimizer=true"),
@@ -52,18 +51,6 @@ CASES = {
     ),
 }
 """The model, the layout of the run that megatron.core saves, and that of the one that continues."""
-
-
-def arguments_of(*words: str) -> Namespace:
-    """What Megatron-LM makes of the options with which tdpp would start it, as far as they say what the model is."""
-    experiment = compose([*TINY, *words])
-    options = {name.replace("-", "_"): value for name, value in megatron_lm.model_options(experiment.model).items()}
-    given = {name: True if value == "" else value for name, value in options.items() if value is not None}
-    usual = {"normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "norm_epsilon": 1e-5}
-    usual |= {"ffn_hidden_size": 4 * experiment.model.hidden, "rotary_base": 10000, "moe_layer_freq": 1}
-    found = {**usual, "optimizer": "adam", "decoupled_weight_decay": True, "window_size": None, **given}
-    found["add_bias_linear"] = not found.pop("disable_bias_linear", False)
-    return Namespace(**found, vocab_size=None, padded_vocab_size=experiment.model.vocab_size)
 
 
 def saved_by_megatron_core(
@@ -112,10 +99,13 @@ def test_losses_are_those_of_a_run_that_was_not_stopped(
     assert whole.go() == 0, whole.stderr()
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     with monkeypatch.context() as patched:
-        patched.setattr(Training, "run", saved_by_megatron_core(theirs, arguments_of(*model)))
+        # of a chain of optimizers, each with a prefix, as before megatron.core 0.14
+        metadata = {"chained_optim_avoid_prefix": False} if "chained" in case else None
+        patched.setattr(Training, "run", saved_by_megatron_core(theirs, arguments_of(*model), metadata))
         words = (*words, "train.samples=null")
         run = make_run(tmp_path / "run", corpus, *words, *begin, MEGATRON, f"train.iterations={stop}")
         assert run.go() == 0, run.stderr()
+    assert any(name.startswith("chained_1.") for name in torch_dist.read_index(theirs)) == ("chained" in case)
     assert cli.main(["checkpoint", "convert", str(theirs), str(ours), "--to", "tdpp"]) == 0
     run = make_run(tmp_path / "more", corpus, *words, *end, f"train.load={ours}")
     assert run.go() == 0, run.stderr()

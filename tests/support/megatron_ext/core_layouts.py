@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+
+from conf.compose import compose
+from launch.control import megatron_lm
+from tests.support.megatron_ext.engine_run import TINY
+
 MEGATRON = "engine=megatron_core"
 MODELS = {
     "gpt2": ("model.layers=4",),
@@ -44,3 +50,15 @@ LAYOUTS = {
         *("parallel.sharded_optimizer=true", "parallel.sequence_parallel=true"),
     ),
 }
+
+
+def arguments_of(*words: str) -> Namespace:
+    """What Megatron-LM makes of the options with which tdpp would start it, as far as they say what the model is."""
+    experiment = compose([*TINY, *words])
+    options = {name.replace("-", "_"): value for name, value in megatron_lm.model_options(experiment.model).items()}
+    given = {name: True if value == "" else value for name, value in options.items() if value is not None}
+    usual = {"normalization": "LayerNorm", "position_embedding_type": "learned_absolute", "norm_epsilon": 1e-5}
+    usual |= {"ffn_hidden_size": 4 * experiment.model.hidden, "rotary_base": 10000, "moe_layer_freq": 1}
+    found = {**usual, "optimizer": "adam", "decoupled_weight_decay": True, "window_size": None, **given}
+    found["add_bias_linear"] = not found.pop("disable_bias_linear", False)
+    return Namespace(**found, vocab_size=None, padded_vocab_size=experiment.model.vocab_size)
