@@ -23,7 +23,7 @@ from megatron_ext.core.context import OwnTokens
 from megatron_ext.core.families import family_of
 from megatron_ext.core.optimizer import CoreOptimizer
 from megatron_ext.core.parameters import parameters
-from megatron_ext.core.settings import make_groups, model_config, refusing, replicas_config
+from megatron_ext.core.settings import forward_options, make_groups, model_config, refusing, replicas_config
 from megatron_ext.core.timeline import Timers, Turns, communicator, sums_of
 from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples
@@ -101,8 +101,7 @@ class CoreEngine(AnyEngine):
             DistributedDataParallel(config, replicas_config(plan), model, disable_bucketing=number > 0)
             for number, model in enumerate(formatted)
         ]
-        self._options = {"fp32_output": False} if half else {}
-        """Options of the chunks' forward passes: tdpp's loss takes logits as they are."""
+        self._options = forward_options(config)
         self.optimizer = CoreOptimizer(plan, self._replicas, self._parameters)
         self.flat = self.optimizer.flat
 

@@ -18,7 +18,7 @@ from megatron_ext.core import library
 from megatron_ext.core.families import family_of
 from megatron_ext.core.optimizer import CoreOptimizer
 from megatron_ext.core.parameters import parameters
-from megatron_ext.core.settings import make_groups, model_config, replicas_config
+from megatron_ext.core.settings import forward_options, make_groups, model_config, replicas_config
 from megatron_ext.families.gpt.options import GptOptions
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import Task
@@ -84,7 +84,7 @@ class ModelParts:
         self._chunks: List[Any] = [self._family.make(config, found, stage) for stage in stages]
         named = parameters(cut, task, self._chunks, stages, 0)
         half = config.fp16 or config.bf16
-        self._options = {"fp32_output": False} if half else {}
+        self._options = forward_options(config)
         self._replicas: List[Any] = [
             DistributedDataParallel(
                 config, replicas_config(whole), Float16Module(config, chunk) if half else chunk, disable_bucketing=True

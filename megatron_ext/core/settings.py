@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
+from inspect import signature
 from typing import Any, Dict, Iterator, Mapping
 
 import torch
@@ -206,6 +207,14 @@ def replicas_config(plan: Plan) -> Any:
         overlap_grad_reduce=plan.data > 1,
         use_distributed_optimizer=plan.sharded_optimizer,
     )
+
+
+def forward_options(config: Any) -> Dict[str, Any]:
+    """Options of forward passes: tdpp's loss takes logits as they are, of 16 bits too. Before 0.15 there are none."""
+    from megatron.core.transformer.module import Float16Module
+
+    takes = "fp32_output" in signature(Float16Module.forward).parameters
+    return {"fp32_output": False} if takes and (config.fp16 or config.bf16) else {}
 
 
 def optimizer_config(plan: Plan) -> Any:

@@ -190,11 +190,14 @@ def communicator(recorder: Recorder, timers: Timers, config: Any) -> Dict[str, A
     if kind is None:
         timers.peers = peers()
         return {}
-    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core import process_groups_config
 
+    key, name = "pg_collection", "ProcessGroupCollection"
+    if not hasattr(process_groups_config, name):  # in 0.14
+        key, name = "grad_finalize_pgs", "GradFinalizeProcessGroups"
     return {
         "p2p_communicator": kind(parallel_state.get_pipeline_model_parallel_group(), config),
-        "pg_collection": _groups(ProcessGroupCollection(), parallel_state),
+        key: _groups(getattr(process_groups_config, name)(), parallel_state),
     }
 
 
@@ -211,7 +214,7 @@ def peers() -> Dict[str, int]:
 
 
 def recorded(recorder: Recorder, timers: Timers) -> Optional[Any]:
-    """megatron.core's class that sends between stages, with each message recorded as what it is; None before 0.15,
+    """megatron.core's class that sends between stages, with each message recorded as what it is; None before 0.14,
     which has none: its timers alone tell of messages.
 
     In each of its steps it starts up to two messages out and two in, and waits for them: for those that come in first.
