@@ -80,7 +80,8 @@ CASES = {
 def words_of(case: Case) -> list[str]:
     """What configures a case, but for its data."""
     (micro,) = (int(word.partition("=")[2]) for word in case.model if "micro_batch_size" in word)
-    batch = micro * MICRO_BATCHES * (2 if "data=2" in case.words else 1)
+    replicas = next((int(word.partition("=")[2]) for word in case.words.split() if "data=" in word), 1)
+    batch = micro * MICRO_BATCHES * replicas
     return [
         *(*case.model, *case.words.split(), "cluster.gpus.cpu.name=GPU", "data.split='1,0,0'"),
         *(f"parallel.global_batch_size={batch}", "train.checkpoint=false", "train.precision=bf16"),

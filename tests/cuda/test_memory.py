@@ -103,7 +103,17 @@ def test_offloaded_activations_leave_as_much_memory_as_is_predicted(name: str, t
 
 
 STAGES = "parallel.pipeline=2 parallel.partition=6-6"
+SMALLER = (
+    *("model=llama-7b", "model.layers=4", "model.hidden=512", "model.heads=4", "model.ffn_hidden=1408"),
+    *("model.sequence_length=256", "model.vocab_size=50257", "parallel.micro_batch_size=4"),
+)
 BY_STAGE = {
+    "llama-7b on four A10, as searched": Case(
+        4, SMALLER, "parallel.data=4 parallel.pipeline=1 parallel.partition=4 parallel.zero=3 parallel.offload=both"
+    ),
+    "zero=2 of untied words": Case(
+        2, SMALLER, "parallel.data=2 parallel.pipeline=1 parallel.partition=4 parallel.zero=2"
+    ),
     "zero=3-1": Case(4, GPT, f"{STAGES} parallel.data=2 parallel.zero=3-1"),
     "zero=0-2": Case(4, GPT, f"{STAGES} parallel.data=2 parallel.zero=0-2"),
     "recompute=full:2-none": Case(2, GPT, f"{STAGES} parallel.data=1 parallel.recompute=full:2-none"),

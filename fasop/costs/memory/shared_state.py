@@ -68,7 +68,8 @@ def scattered_bytes(training: Training, first: Number, last: Number, largest: fl
     """Count the bytes of gradients that are summed, or wait for it, where a rank keeps the sums of its share alone:
     those of the buckets under way, and of the one that is filled. Of words they are a bucket by themselves: there while
     those of layers are summed, where they are tied in one stage, and at one end of the pass of a stage that has them
-    alone; where stages share them, always, until the iteration ends.
+    alone; where stages share them, always, until the iteration ends. Those of a stage with both ends, untied, are under
+    way together: of the embedding from one micro-batch, and of the head from the next one.
 
     `largest` are the parameters of the largest layer.
     """
@@ -81,7 +82,8 @@ def scattered_bytes(training: Training, first: Number, last: Number, largest: fl
     model, tensor, several = training.model, training.parallel.tensor_size, training.parallel.pipeline > 1
     words = 4.0 * word_parameters(model, tensor)
     tied = head_parameters(model, tensor, own_word=False) < head_parameters(model, tensor, own_word=True)
-    at_ends = words if tied else max(0.0, words - each)
+    both = not tied and not several and training.parallel.micro_batches > 1
+    at_ends = words if tied else (1 + both) * max(0.0, words - each)
     return layers + (np.maximum(first, last) if several else 1.0) * at_ends + 0.0 * first
 
 
