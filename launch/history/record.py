@@ -203,7 +203,8 @@ def _host(
     work: dict[str, float] = {}
     for rank in placed.ranks:
         if rank in last and (took := last[rank].ms_per_micro_batch) is not None:
-            key = work_key(plan, plan.ranks[rank].stage, placed.gpu)
+            place = plan.ranks[rank]
+            key = work_key(plan.of_island(place), place.stage, placed.gpu)
             work[key] = round(max(took, work.get(key, 0.0)), 4)
     entries = _gpu_entries(run, node.name)
     readings = [entry for entry in entries if isinstance(entry, gpu_lines.GpuReading)]

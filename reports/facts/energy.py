@@ -20,7 +20,7 @@ class Energy:
     by_stage: Mapping[int, float]
     """kWh by stage, of the GPUs that are a rank's."""
     watts: float
-    """The mean of all GPUs together."""
+    """The mean of all GPUs together, without those of nodes that an elastic run has lost."""
     counter: float | None
     """What the GPUs' own counters say of the time between readings, divided by what the readings of their power make of
     it; None where no driver counts."""
@@ -52,12 +52,13 @@ def energy_of(readings: Mapping[str, Sequence[GpuEnergy]], plan: Plan) -> Energy
             stage = plan.ranks[own[place]].stage
             by_stage[stage] = by_stage.get(stage, 0.0) + taken
     beside = sum(gpu.beside_kwh for _, gpu in once)
+    there = [place for place in hours if place[0] in ranks] or [*hours]  # those of lost nodes draw nothing now
     return Energy(
         kwh=sum(kwh.values()),
         hours=max(hours.values()),
         gpus=len({gpu.uuid for _, gpu in once}),
         by_stage=dict(sorted(by_stage.items())),
-        watts=sum(kwh[place] / hours[place] for place in hours) * 1000,
+        watts=sum(kwh[place] / hours[place] for place in there) * 1000,
         counter=sum(gpu.counted_kwh for _, gpu in once) / beside if beside else None,
     )
 

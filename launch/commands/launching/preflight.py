@@ -102,8 +102,8 @@ def preflight(experiment: Experiment) -> Sequence[str]:
             raise LaunchError(str(error)) from error
         if found.published and is_torch_dist(found.folder):
             text = (
-                f"train.load={train.load}: the weights alone are taken; train.load what tdpp checkpoint convert "
-                f"{train.load} FOLDER --to tdpp makes of it to continue its training"
+                f"train.load={train.load}: only the weights are loaded; to continue that training, run tdpp checkpoint "
+                f"convert {train.load} FOLDER --to tdpp, and give train.load=FOLDER"
             )
             doubts = [*doubts, text]
     if parallel.schedule_file is not None:

@@ -130,7 +130,7 @@ if scontrol show job -d -o "$SLURM_JOB_ID" | grep -q 'JOB_GRES=(null).*TresPer' 
     mkdir "$FOLDER/${{SLURM_JOB_ID}}_without_gpus"; then
   scontrol update jobid="$SLURM_JOB_ID" requeue=1 && scontrol requeue "$SLURM_JOB_ID" && sleep 60
 fi
-task=0
+task=0 steps=() codes=
 for host in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
   {srun} "$task" &
   steps+=($!)

@@ -23,6 +23,9 @@ _OTHERS = {
     **{"quick_geglu": False, "apply_layernorm_1p": False, "rotary_interleaved": False, "window_size": None},
     **{"rotary_seq_len_interpolation_factor": None, "mtp_num_layers": None, "moe_router_pre_softmax": False},
     **{"moe_layer_freq": 1, "moe_shared_expert_intermediate_size": None, "moe_router_score_function": "softmax"},
+    **{"no_rope_freq": None, "qk_l2_norm": False, "softmax_type": "vanilla", "window_attn_skip_freq": None},
+    **{"openai_gelu": False, "glu_linear_offset": 0.0, "activation_func_clamp_value": None},
+    **{"moe_apply_probs_on_input": False},
     **{"moe_router_enable_expert_bias": False, "moe_router_topk_scaling_factor": None, "moe_router_num_groups": None},
 }
 """Arguments in which every model here is the same, with what they then are."""

@@ -188,7 +188,7 @@ def test_a_model_that_the_format_cannot_hold_is_refused(saved: Path, corpus: Pat
 
 def test_a_launch_says_that_weights_alone_are_taken(saved: Path, corpus: Path) -> None:
     (said,) = [one for one in launched(corpus, f"train.load={saved}") if one.startswith("train.load=")]
-    assert "the weights alone are taken" in said
+    assert "only the weights are loaded" in said
     assert f"tdpp checkpoint convert {saved} FOLDER --to tdpp" in said
 
 

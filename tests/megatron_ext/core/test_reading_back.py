@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,9 @@ def saved_by_megatron_core(
         from megatron.core import dist_checkpointing, parallel_state
         from megatron.core.dist_checkpointing.strategies import filesystem_async
 
+        # Its process for the results would outlive the rank.
+        manager = get_context("fork").Manager()
+        filesystem_async._get_write_results_queue = manager.Queue
         filesystem_async._process_memory = lambda: 0  # which needs psutil, and waits for ever without it
         engine: Any = training._engine
         plan = training._plan
@@ -82,6 +86,7 @@ def saved_by_megatron_core(
         inner = folder / f"iter_{ended[0]:07d}"
         inner.mkdir(parents=True, exist_ok=True)
         dist_checkpointing.save(state, str(inner), content_metadata=content)
+        manager.shutdown()
         (folder / torch_dist.TRACKER).write_text(str(ended[0]))
         return ended
 

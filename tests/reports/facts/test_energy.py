@@ -44,6 +44,13 @@ def test_stages_add_up_to_the_run_and_a_million_tokens_take_their_part() -> None
     assert found.kwh_per_million_tokens(1000.0) == pytest.approx(0.25)  # 1000 s at 900 W
 
 
+def test_a_node_that_was_lost_has_used_energy_but_draws_no_more() -> None:
+    found = energy({PLAN.nodes[0].name: readings("a", [0, 10, 20], 360), "lost-1": readings("b", [0, 10, 20], 180)})
+    assert found is not None
+    assert found.kwh == pytest.approx((360 + 180) * 30 / 3.6e6)
+    assert found.watts == pytest.approx(360)
+
+
 def test_a_gap_counts_for_two_readings_and_what_is_not_known_for_nothing() -> None:
     name = PLAN.nodes[0].name
     found = energy({name: readings("a", [0, 10, 20, 500, 510], 360, None)})
