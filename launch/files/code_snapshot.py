@@ -137,6 +137,7 @@ class _Git:
         self._at = folder
         top = self.text("rev-parse", "--show-toplevel")
         self.root = None if top is None else _as_written(folder, Path(top.rstrip("\n")))
+        self._at = self.root or folder
         commit = None if self.root is None else self.text("rev-parse", "HEAD")
         self.commit = None if commit is None else commit.strip()
         status = None if self.root is None else self.text("status", "--porcelain")
@@ -144,8 +145,6 @@ class _Git:
 
     def files(self, folder: Path | None = None) -> Iterator[Path]:
         """Yields those that it tracks, and new ones that it does not ignore; also of git trees within it."""
-        if folder is None and self.root is not None:
-            self._at = self.root
         top = folder or self._at
         listed = self.text("ls-files", "-z", "--cached", "--others", "--exclude-standard", "--deduplicate", at=top)
         if listed is None:  # too many new files for the time there is, or git is older than 2.31

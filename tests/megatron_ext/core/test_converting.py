@@ -9,7 +9,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import transformers
 from launch import cli
 from megatron_ext.contract.plan import Plan
 from tests.support.megatron_ext.another_process import in_another_process
-from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS
+from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, saves_alone
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -123,19 +122,14 @@ def test_a_run_of_another_layout_begins_with_the_weights(
 def saved_by_megatron_core(plan: Plan, folder: Path, metadata: dict[str, Any] | None) -> dict[str, torch.Tensor]:
     model, _ = a_model_of_theirs(plan, folder)
     from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    # its process for the results would be started with this Python's main program, and psutil is not there
-    manager = get_context("fork").Manager()
-    filesystem_async._get_write_results_queue = manager.Queue
-    filesystem_async._process_memory = lambda: 0
     for number, parameter in enumerate(model.parameters()):
         with torch.no_grad():
             parameter.copy_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
     (folder / "saved").mkdir()
     state = model.sharded_state_dict(metadata=metadata)
-    dist_checkpointing.save(state, str(folder / "saved"))
-    manager.shutdown()
+    with saves_alone():
+        dist_checkpointing.save(state, str(folder / "saved"))
     with torch.no_grad():
         out = model(TOKENS, torch.arange(24).unsqueeze(0), None)
     return {"logits": out[..., :VOCAB]}

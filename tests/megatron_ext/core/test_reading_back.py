@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from launch import cli
 from megatron_ext.checkpoints.foreign import torch_dist
 from megatron_ext.train import Training
-from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE, arguments_of
+from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE, arguments_of, saves_alone
 from tests.support.megatron_ext.engine_run import make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
@@ -63,12 +62,7 @@ def saved_by_megatron_core(
     def trained(training: Training) -> tuple[int, bool]:
         ended = run(training)
         from megatron.core import dist_checkpointing, parallel_state
-        from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-        # Its process for the results would outlive the rank.
-        manager = get_context("fork").Manager()
-        filesystem_async._get_write_results_queue = manager.Queue
-        filesystem_async._process_memory = lambda: 0  # which needs psutil, and waits for ever without it
         engine: Any = training._engine
         plan = training._plan
         kind = {"distrib_optim_sharding_type": "fully_reshardable"} if plan.sharded_optimizer else {}
@@ -85,8 +79,8 @@ def saved_by_megatron_core(
         args.consumed_train_samples = engine.consumed(ended[0])
         inner = folder / f"iter_{ended[0]:07d}"
         inner.mkdir(parents=True, exist_ok=True)
-        dist_checkpointing.save(state, str(inner), content_metadata=content)
-        manager.shutdown()
+        with saves_alone():
+            dist_checkpointing.save(state, str(inner), content_metadata=content)
         (folder / torch_dist.TRACKER).write_text(str(ended[0]))
         return ended
 

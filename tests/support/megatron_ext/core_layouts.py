@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
 
 from conf.compose import compose
 from launch.control import megatron_lm
@@ -62,3 +65,15 @@ def arguments_of(*words: str) -> Namespace:
     found = {**usual, "optimizer": "adam", "decoupled_weight_decay": True, "window_size": None, **given}
     found["add_bias_linear"] = not found.pop("disable_bias_linear", False)
     return Namespace(**found, vocab_size=None, padded_vocab_size=experiment.model.vocab_size)
+
+
+@contextmanager
+def saves_alone() -> Iterator[None]:
+    """megatron.core's saving leaves no process: its own one for the results would be started with this Python's main
+    program, and outlive a rank. Nor does it ask psutil, which is not there and for which it would wait for ever."""
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    with get_context("fork").Manager() as manager:
+        filesystem_async._get_write_results_queue = manager.Queue
+        filesystem_async._process_memory = lambda: 0
+        yield
