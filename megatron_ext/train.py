@@ -243,7 +243,7 @@ class RunEnd:
         """Agrees after an iteration on whether it is the last one."""
         spent = False
         if self._spending is not None:
-            self._spending.note()
+            self._spending.iterated()
             spent = self._spending.over
         save = sum(kind for kind, pace in self._paces.items() if pace is not None and pace.wants(iteration))
         asked = self.interruption.agreed(SPENT if spent else 0, save)

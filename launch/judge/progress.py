@@ -250,4 +250,8 @@ def costs(seen: Observation, state: State) -> Costs | None:
     a_second = train.price_per_hour / 3600
     dollars = seen.took_s * a_second if seen.spent is None else seen.spent
     left = outlook(seen, state).left_s
-    return Costs(dollars=dollars, limit=train.max_cost, at_end=None if left is None else dollars + left * a_second)
+    if left is None:
+        return Costs(dollars=dollars, limit=train.max_cost, at_end=None)
+    done = seen.log[-1].iteration if seen.log else 0
+    to_send = max(0, seen.iterations - done) * (train.traffic_price or 0.0)
+    return Costs(dollars=dollars, limit=train.max_cost, at_end=dollars + left * a_second + to_send)

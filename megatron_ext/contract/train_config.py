@@ -241,6 +241,8 @@ class TrainConfig(Train):
     the run's nodes fails, on average."""
     price_per_hour: Optional[float] = option(None, from_0())
     """The price of all nodes together, in dollars, where it is known; `max_cost` needs it."""
+    traffic_price: Optional[float] = option(None, from_0())
+    """With `max_cost`: dollars for what an iteration sends between groups of nodes, where that has a price."""
 
     @property
     def saves_by_itself(self) -> bool:

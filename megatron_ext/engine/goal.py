@@ -60,7 +60,7 @@ class GoalTracker:
 
 
 class Spending:
-    """What the nodes of a run cost while it trains, over all its starts.
+    """What the nodes of a run cost while it trains, and what its iterations send between groups, over all its starts.
 
     It is kept in a file of its own: lines of metrics.jsonl are dropped where a start trains their iterations anew.
     """
@@ -72,11 +72,12 @@ class Spending:
         self._plan = plan
         self._limit = plan.train.max_cost
         self._per_second = plan.train.price_per_hour / 3600
+        self._per_iteration = plan.train.traffic_price or 0.0
         self._clock = clock
         self._began = clock()
         self._before = max(_noted(plan.files.spent), _cost_before(plan.files.metrics))
         self._next_note = self._began
-        self.note()
+        self._note()
 
     @property
     def dollars(self) -> float:
@@ -87,8 +88,13 @@ class Spending:
         """Whether the run is to end."""
         return self.dollars >= self._limit
 
-    def note(self) -> None:
-        """Writes down what has been spent, now and then, so that no start forgets what those before it have cost."""
+    def iterated(self) -> None:
+        """Adds the bytes of an iteration, and writes down what has been spent now and then."""
+        self._before += self._per_iteration
+        self._note()
+
+    def _note(self) -> None:
+        """So no start forgets what those before it have cost."""
         now = self._clock()
         if now >= self._next_note:
             self._next_note = now + NOTE_S

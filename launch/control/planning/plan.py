@@ -19,7 +19,7 @@ from conf.schema.model import Model
 from conf.schema.rules.adaptation import whole_replicas
 from launch.control import megatron_lm
 from launch.control.executors.free_nodes import free_now
-from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams
+from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams, traffic_price
 from launch.history.failures import mean_time_between_failures
 from launch.node.elastic.replan import replanned
 from megatron_ext.contract.layout import lcm
@@ -193,6 +193,7 @@ def _train_config(experiment: Experiment) -> TrainConfig:
             "overlap_optimizer": experiment.overlaps_optimizer,
             "lr_decay_iterations": _decay(experiment),
             "price_per_hour": experiment.price_per_hour(),
+            "traffic_price": None if train.max_cost is None else traffic_price(experiment),
             **_saving(experiment),
             "load": train.load and os.path.abspath(train.load),  # noqa: PTH100
         }

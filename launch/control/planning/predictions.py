@@ -45,6 +45,26 @@ def elastic_of(experiment: Experiment, adapt: AdaptConfig | None) -> Elastic:
     )
 
 
+def traffic_price(experiment: Experiment) -> float | None:
+    """Dollars for what an iteration sends between groups of nodes; None where no link has a price.
+
+    Raises:
+        SearchError: the model is a module that no profile knows.
+    """
+    columns = [entry for row in experiment.cluster.links.values() for entry in row.values()]
+    if not any(entry.get("price_per_gb") for entry in columns):
+        return None
+    from fasop.search.traffic import dollars_per_step  # with numpy: no other launch needs it
+    from fasop.simulation.predict import planned
+
+    try:
+        return dollars_per_step(planned(experiment))
+    except SearchError as error:
+        raise SearchError(
+            f"train.max_cost={experiment.train.max_cost:g} needs the bytes that pass links with a price_per_gb: {error}"
+        ) from error
+
+
 def _choosing(experiment: Experiment) -> Choosing | None:
     elastic, train = experiment.elastic, experiment.train
     if elastic.by is None:

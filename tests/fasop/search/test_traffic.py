@@ -18,6 +18,7 @@ from fasop.search.space.candidates import Space
 from fasop.search.space.node_sets import clusters
 from fasop.search.traffic import bytes_between_ranks, dollars_per_step
 from fasop.simulation.predict import planned
+from launch.control.planning.plan import make_plan
 from tests.fasop.search.test_pareto import ONE_F_ONE_B, WORDS
 from tests.support.fasop.plans import mixed
 
@@ -70,6 +71,13 @@ def test_without_a_price_nothing_changes() -> None:
     assert dollars_per_step(planned(mixed(ORDER))) == 0.0
     with pytest.raises(ConfigError, match=r"price_per_gb=-1\.0 must be a number, at least 0"):
         compose(["experiment=seed_a100x1_a10x7", PRICED.replace("2}", "-1}")])
+
+
+def test_the_plan_of_a_limited_run_has_the_price_of_its_iterations() -> None:
+    limited = ("train.max_cost=5", "cluster.groups.hgx.price_per_hour=1", "cluster.groups.gpu2.price_per_hour=1")
+    assert make_plan(mixed(ORDER, PRICED, *limited), "a/run").train.traffic_price == dollars_per_step(plan())
+    assert make_plan(mixed(ORDER, *limited), "a/run").train.traffic_price is None
+    assert make_plan(mixed(ORDER, PRICED), "a/run").train.traffic_price is None
 
 
 def test_a_front_weighs_what_is_sent() -> None:

@@ -47,6 +47,12 @@ def test_dollars_so_far_of_the_limit_and_at_the_end_are_shown(
     assert told(Case(nodes=BEGUN, last=20, train=train), tmp_path, spent).get("cost") == text
 
 
+def test_what_iterations_still_send_between_groups_counts(tmp_path: Path) -> None:
+    """At a dollar each of the 30 that are left."""
+    case = Case(nodes=BEGUN, last=20, train=(*PRICED, "train.max_cost=100"), length={"traffic_price": 1})
+    assert told(case, tmp_path, 31.5)["cost"] == "$31.50 so far of train.max_cost=100, about $66.50 at the end"
+
+
 def test_of_a_run_that_is_over_the_whole_cost_is_shown(tmp_path: Path) -> None:
     nodes = [replace(OK, started=NOW - 65)] * 2
     assert told(Case(nodes=nodes, last=50, train=PRICED), tmp_path)["cost"] == "$60.00"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -212,18 +213,36 @@ def test_no_start_forgets_what_those_before_it_have_cost(engine_run: Callable[..
     first = Spending(plan, lambda: seconds[0])
     plan.files.metrics.write_text(json.dumps({"iteration": 7, "cost": 30.0}) + "\n")
     seconds[0] = 30.0
-    first.note()
+    first.iterated()
     for number in range(3):
         next_ = Spending(plan, lambda: seconds[0])
         keep_lines(plan.files.metrics, 0)
         assert next_.dollars == pytest.approx(30.0 + 6.0 * number)
         seconds[0] += 6.0
-        next_.note()
+        next_.iterated()
     plan.files.spent.unlink()  # of a run that an earlier tdpp has begun
     plan.files.metrics.write_text(json.dumps({"iteration": 7, "cost": 31.0}) + "\n")
     for _ in range(2):
         assert Spending(plan, lambda: seconds[0]).dollars == pytest.approx(31.0)
         keep_lines(plan.files.metrics, 0)
+
+
+def test_what_iterations_send_between_groups_counts(engine_run: Callable[..., EngineRun]) -> None:
+    """Also in the starts that follow, and beside the time of the nodes."""
+    plan = engine_run("cluster.groups.local.price_per_hour=3600", "train.max_cost=100").plan
+    plan = replace(plan, train=replace(plan.train, traffic_price=7.0))
+    seconds = [0.0]
+    first = Spending(plan, lambda: seconds[0])
+    for _ in range(3):
+        seconds[0] += 10.0
+        first.iterated()
+    assert first.dollars == pytest.approx(3 * (10.0 + 7.0))
+    assert not first.over
+    next_ = Spending(plan, lambda: seconds[0])
+    assert next_.dollars == first.dollars
+    for _ in range(7):
+        next_.iterated()
+    assert next_.over
 
 
 def test_a_run_that_goes_on_from_anothers_goal_trains_all_the_same(engine_run: Callable[..., EngineRun]) -> None:
