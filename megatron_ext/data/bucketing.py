@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Sequence, Tup
 
 import numpy as np
 
-from megatron_ext.data.samples import Samples
+from megatron_ext.data.samples import Orders, Samples
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_WINDOWS_KEPT = 2
-"""Orders in memory: the samples that a rank asks for may lie over the end of a window."""
 _STREAM = 1
 """Beside the seed: other random numbers than those that the order of an epoch follows from."""
 
@@ -77,7 +75,7 @@ class Bucketed(Samples):
         self._multiple = multiple
         self._assignment = assignment
         self._window = samples if assignment is None else assignment.window
-        self._orders: Dict[int, NDArray[np.int64]] = {}
+        self._orders = Orders(self._window, self._by_length)
         self.in_epoch = inner.in_epoch
         self.order: Dict[str, float] = dict(inner.order)
         if assignment is not None:
@@ -103,26 +101,13 @@ class Bucketed(Samples):
 
     def _dealt(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """[samples]: which of the `inner` samples these are."""
-        windows, places = np.divmod(numbers, self._window)
-        found = np.empty_like(numbers)
-        for window in np.unique(windows).tolist():
-            here = windows == window
-            found[here] = window * self._window + self._order_of(window)[places[here]]
-        return found
+        return numbers // self._window * self._window + self._orders.places(numbers)
 
-    def _order_of(self, window: int) -> NDArray[np.int64]:
-        """In which a window takes its samples; the same whatever was asked for before."""
-        if window not in self._orders:
-            if len(self._orders) == _WINDOWS_KEPT:
-                del self._orders[next(iter(self._orders))]
-            first = window * self._window
-            lengths = self._inner.lengths(np.arange(first, first + self._window))
-            self._orders[window] = self._by_length(lengths, window)
-        return self._orders[window]
-
-    def _by_length(self, lengths: NDArray[np.int64], window: int) -> NDArray[np.int64]:
+    def _by_length(self, window: int) -> NDArray[np.int64]:
+        """The order in which a window takes its samples."""
+        first = window * self._window
         # Sources grow and shrink by turns, so that they are alike where targets of two lengths meet.
-        source, target = lengths.T
+        source, target = self._inner.lengths(np.arange(first, first + self._window)).T
         order: NDArray[np.int64] = np.lexsort((np.where(target % 2, -source, source), target))
         if self._assignment is None:
             return order

@@ -129,7 +129,7 @@ class DocumentSamples(Samples):
         self._length = sequence_length
         self._vocab_size = vocab_size
         self.in_epoch = len(self._samples_of)
-        self._orders = Orders(split.seed, self.in_epoch)
+        self._orders = Orders.drawn(self.in_epoch, split.seed)
         self.order: Dict[str, float] = {
             "documents": self._found.documents,
             "pieces": len(lengths),
@@ -142,8 +142,7 @@ class DocumentSamples(Samples):
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         """What `Documents.sample` says; `positions` if documents are packed."""
-        epoch, place = divmod(number, len(self._samples_of))
-        made = self._found.sample(self._samples_of[int(self._orders.of(epoch)[place])], self._length)
+        made = self._found.sample(self._samples_of[self._orders.place(number)], self._length)
         what = partial("{}: sample {}".format, self._found.data.bin, number)
         for tokens in (made["tokens"], made["labels"]):
             check_token_ids(tokens, self._vocab_size, what, f"model.vocab_size={self._vocab_size}", OTHER_TOKENIZER)

@@ -82,15 +82,14 @@ class PairSamples(Samples):
         self._pairs = Pairs(prefix, split.name, sequence_length, decoder_sequence_length)
         self._lengths = (sequence_length, decoder_sequence_length)
         self._vocab_size = vocab_size
-        self.in_epoch = self._count = len(self._pairs.kept)
-        self._orders = Orders(split.seed, self._count)
-        self.order: Dict[str, float] = {"seed": split.seed, "pairs": self._count}
+        self.in_epoch = len(self._pairs.kept)
+        self._orders = Orders.drawn(self.in_epoch, split.seed)
+        self.order: Dict[str, float] = {"seed": split.seed, "pairs": self.in_epoch}
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         """[sequence_length] and [decoder_sequence_length]: `text_enc` the source and its end, `enc_mask` 0 where
         there is padding; `text_dec` a begin and the target; `labels` the target and its end, `loss_mask` 1 there."""
-        epoch, place = divmod(number, self._count)
-        pair = int(self._pairs.kept[self._orders.of(epoch)[place]])
+        pair = int(self._pairs.kept[self._orders.place(number)])
         source, target = self._tokens(self._pairs.source, pair), self._tokens(self._pairs.target, pair)
         text_enc, enc_mask = padded([*source, END], self._lengths[0])
         text_dec, _ = padded([BEGIN, *target], self._lengths[1])
@@ -105,11 +104,7 @@ class PairSamples(Samples):
 
     def lengths(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """[numbers, 2]: tokens of the source and of the target, with the mark that each gets."""
-        epochs, places = np.divmod(numbers, self._count)
-        pairs = np.empty_like(numbers)
-        for epoch in np.unique(epochs).tolist():
-            here = epochs == epoch
-            pairs[here] = self._pairs.kept[self._orders.of(epoch)[places[here]]]
+        pairs = self._pairs.kept[self._orders.places(numbers)]
         sides = (self._pairs.source, self._pairs.target)
         return np.stack([np.asarray(side.lengths)[pairs] for side in sides], -1).astype(np.int64) + 1
 

@@ -58,23 +58,40 @@ class Split(NamedTuple):
 
 
 class Orders:
-    """In which order each epoch takes a split's samples: seeded, and the same whatever was asked for before."""
+    """In which order each epoch takes a split's samples; the same whatever was asked for before."""
 
     _KEPT = 2
     """In memory: a global batch may lie over the end of an epoch."""
 
-    def __init__(self, seed: int, count: int) -> None:
-        self._seed = seed
+    def __init__(self, count: int, made: Callable[[int], NDArray[np.int64]]) -> None:
+        """`made` gives the order of an epoch [count]."""
         self._count = count
+        self._made = made
         self._orders: Dict[int, NDArray[np.int64]] = {}
 
-    def of(self, epoch: int) -> NDArray[np.int64]:
-        """[count]: the numbers of its samples."""
+    @classmethod
+    def drawn(cls, count: int, *seeds: int) -> Orders:
+        """Random ones, which no version of numpy changes."""
+        return cls(count, lambda epoch: np.random.RandomState([*seeds, epoch]).permutation(count))
+
+    def place(self, number: int) -> int:
+        """Which of the split's samples a number means; numbers count on from epoch to epoch."""
+        epoch, place = divmod(number, self._count)
+        return int(self._of(epoch)[place])
+
+    def places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """[n]: the same of many [n]."""
+        epochs, found = np.divmod(numbers, self._count)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            found[here] = self._of(epoch)[found[here]]
+        return found
+
+    def _of(self, epoch: int) -> NDArray[np.int64]:
         if epoch not in self._orders:
             if len(self._orders) == self._KEPT:
                 del self._orders[next(iter(self._orders))]
-            random = np.random.RandomState([self._seed, epoch])  # whose stream no version of numpy changes
-            self._orders[epoch] = random.permutation(self._count)
+            self._orders[epoch] = self._made(epoch)
         return self._orders[epoch]
 
 

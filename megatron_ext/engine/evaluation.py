@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Dict, Mapping, NamedTuple, Sequence
+from typing import Callable, Dict, Mapping, NamedTuple, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,6 +82,19 @@ def means(task: Task, parts: Sequence[Mapping[str, float]]) -> Mapping[str, floa
             total[name] = total.get(name, 0.0) + value
     weight = total.pop(WEIGHT)
     return task.evaluated({name: value / weight if weight else math.nan for name, value in total.items()})
+
+
+def evaluate_whole(
+    task: Task, samples: Samples, count: int, size: int, forward: Callable[[Micro], Tensors], device: torch.device
+) -> Mapping[str, float]:
+    """What the first `count` samples give, in micro-batches of `size`, of a model that `forward` passes whole."""
+    tally = Tally(task, TensorGroup())
+    for first in range(0, count, size):
+        batch = samples.batch(np.arange(first, min(first + size, count)))
+        micro = task.micro({name: torch.from_numpy(held) for name, held in batch.items()})
+        micro = micro._replace(first=first).to(device)
+        tally.take(forward(micro), micro)
+    return means(task, [tally.sums()])
 
 
 class Evaluator:

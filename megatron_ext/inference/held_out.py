@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Dict, NamedTuple, Optional
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,11 +17,12 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import BEST, CHECKPOINTS, LATEST, WEIGHTS
+from megatron_ext.engine.evaluation import evaluate_whole
 from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check, cut_between
 from megatron_ext.tasks.stage import Stage
-from megatron_ext.tasks.task import Task
+from megatron_ext.tasks.task import Micro, Task, Tensors
 
 SAMPLES = 1024
 """That are taken where nobody knows how many there are."""
@@ -93,23 +92,16 @@ def measure(
     in_epoch = task.samples(split, 1).in_epoch
     count = min(samples or in_epoch or SAMPLES, in_epoch or samples or SAMPLES)
     source = task.samples(split, count)
-    sums: Dict[str, float] = {}
-    weight = 0.0
-    for first in range(0, count, plan.micro_batch_size):
-        numbers = np.arange(first, min(first + plan.micro_batch_size, count))
-        batch = {name: torch.from_numpy(array) for name, array in source.batch(numbers).items()}
-        micro = task.micro(batch)._replace(first=first).to(torch.device(device))
-        stage.begin(first)
+
+    def forward(micro: Micro) -> Tensors:
+        stage.begin(micro.first)
         with torch.no_grad():
-            left = stage({name: micro.inputs[name] for name in stage.inputs})
+            left: Tensors = stage({name: micro.inputs[name] for name in stage.inputs})
         for tensor in left.values():  # a user's loss is checked to have a gradient, as in training
             tensor.requires_grad_(tensor.is_floating_point())
-        found = {**task.metrics(left, micro, TensorGroup()), "loss": task.loss(left, micro, TensorGroup())}
-        share = 1.0 if micro.weight is not None else float(len(numbers))
-        weight += float(len(numbers)) if micro.weight is None else float(micro.weight)
-        for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + share * float(value.detach())
-    means = dict(task.evaluated({name: value / weight if weight else math.nan for name, value in sums.items()}))
+        return left
+
+    means = dict(evaluate_whole(task, source, count, plan.micro_batch_size, forward, torch.device(device)))
     return Measured(count, means.pop("loss"), means)
 
 

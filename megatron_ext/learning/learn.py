@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Iterator, Mapping, NamedTuple, Tuple, Union
 
-import numpy as np
 import torch
 
 from megatron_ext.contract.goal import SPLIT
@@ -14,13 +13,12 @@ from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.streams import LATEST
 from megatron_ext.data.samples import Samples
-from megatron_ext.engine.evaluation import Tally, means, samples_to_evaluate
+from megatron_ext.engine.evaluation import evaluate_whole, samples_to_evaluate
 from megatron_ext.engine.streams.streaming import require_untied
 from megatron_ext.families.tasks import task_of
 from megatron_ext.learning.delayed import DelayedTraining
 from megatron_ext.learning.flushed import Batches, FlushedTraining
 from megatron_ext.learning.islands import IslandTraining
-from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import check
 from megatron_ext.tasks.task import Task
 
@@ -75,7 +73,9 @@ def learn(plan: Plan) -> Iterator[Learned]:
         last = batches.over or iteration == train.iterations
         metrics: Mapping[str, float] = {}
         if held_out is not None and (iteration % (train.eval_interval or 1) == 0 or last):
-            metrics = _evaluated(plan, task, training, *held_out)
+            with training.evaluating():
+                size, cpu = plan.micro_batch_size, torch.device("cpu")
+                metrics = evaluate_whole(task, *held_out, size, training.forward, cpu)
         yield Learned(iteration, loss, metrics, batches.consumed, count, measured)
         if last:
             return
@@ -86,13 +86,3 @@ def _held_out(plan: Plan, task: Task) -> Tuple[Samples, int]:
     if rest := count % plan.micro_batch_size:
         task.wires_at(rest)
     return task.samples(SPLIT, count), count
-
-
-def _evaluated(plan: Plan, task: Task, training: Training, samples: Samples, count: int) -> Mapping[str, float]:
-    tally = Tally(task, TensorGroup())
-    with training.evaluating():
-        for first in range(0, count, plan.micro_batch_size):
-            batch = samples.batch(np.arange(first, min(first + plan.micro_batch_size, count)))
-            micro = task.micro({name: torch.from_numpy(held) for name, held in batch.items()})._replace(first=first)
-            tally.take(training.forward(micro), micro)
-    return means(task, [tally.sums()])

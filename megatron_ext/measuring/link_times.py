@@ -65,16 +65,10 @@ def all_reduces(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
     found = []
     across = [list(ranks) for ranks in zip(*nodes)]
     for between, groups in ((False, nodes), (True, across)):
-        own: Optional[dist.ProcessGroup] = None
-        size = 1
-        for ranks in groups:
-            if len(ranks) > 1:
-                group = new_group(ranks)  # every rank takes part in making each group
-                if dist.get_rank() in ranks:
-                    own, size = group, len(ranks)
-        _together(device, None)
+        own = _own_group([ranks for ranks in groups if len(ranks) > 1], device)
         if own is not None:
-            found.append({"between": between, "ranks": size, "us_by_bytes": _all_reduce(own, device)})
+            times = _collective("all_reduce", *own, device)
+            found.append({"between": between, "ranks": len(own[1]), "us_by_bytes": times})
     return found
 
 
@@ -93,12 +87,7 @@ def collectives(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
     for between, groups in ((False, [list(ranks) for ranks in nodes]), (True, across)):
         for count in _counts(max(map(len, groups))):
             some = [ranks[:count] for ranks in groups if len(ranks) >= count]
-            own: Optional[Tuple[dist.ProcessGroup, Sequence[int]]] = None
-            for ranks in some:
-                group = new_group(ranks)  # every rank takes part in making each group
-                if dist.get_rank() in ranks:
-                    own = group, ranks
-            _together(device, None)
+            own = _own_group(some, device)
             for operation in OPERATIONS if own is not None else ():
                 assert own is not None
                 times = _collective(operation, *own, device)
@@ -106,6 +95,19 @@ def collectives(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
                     place = {"nodes": count, "sharing": len(some)} if between else {"nodes": 1, "sharing": 1}
                     found.append({"operation": operation, "ranks": count, "us_by_bytes": times, **place})
     return found
+
+
+def _own_group(
+    groups: Sequence[Sequence[int]], device: torch.device
+) -> Optional[Tuple[dist.ProcessGroup, Sequence[int]]]:
+    """The group of these that this rank is in, with its ranks; returns when all ranks are here."""
+    own = None
+    for ranks in groups:
+        group = new_group(ranks)  # every rank takes part in making each group
+        if dist.get_rank() in ranks:
+            own = group, ranks
+    _together(device, None)
+    return own
 
 
 def _counts(most: int) -> List[int]:
@@ -188,22 +190,6 @@ def _round_trip(there: Tensor, back: Tensor, peer: int, first: bool, device: tor
         _finish(device)
         times.append(time.perf_counter() - before)
     return _counting(times[WARM_UP:], there.numel())
-
-
-def _all_reduce(group: dist.ProcessGroup, device: torch.device) -> Dict[str, float]:
-    payload = torch.zeros(sizes(device)[-1] // 4, device=device)
-    found = {}
-    with annotate_errors("all-reduces by size"):
-        for size in sizes(device):
-            times = []
-            for _ in range(WARM_UP + _repeats(size)):
-                _together(device, group)
-                before = time.perf_counter()
-                dist.all_reduce(payload[: size // 4], group=group)
-                _finish(device)
-                times.append(time.perf_counter() - before)
-            found[str(size)] = _counting(times[WARM_UP:], size) * 1e6
-    return found
 
 
 def _counting(times: Sequence[float], size: int) -> float:

@@ -16,13 +16,14 @@ from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_parts import Augment
-from megatron_ext.data.samples import Samples, Split
+from megatron_ext.data.samples import Orders, Samples, Split
 from megatron_ext.data.vision import augment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KIND, VERSION = "images", 1
+REMEDY = "make the data again with 'tdpp data images'"
 ORDER = 0x0DE2
 """Sets the random numbers of the order apart from those of the same seed elsewhere."""
 
@@ -81,7 +82,7 @@ def open_images(prefix: Union[str, Path], split: str) -> Images:
         DataError: it is missing, damaged, or not as the manifest says.
     """
     manifest = read_manifest(prefix)
-    images, labels = _array(prefix, split, "images"), _array(prefix, split, "labels")
+    images, labels = (opened_array(prefix, split, what, REMEDY) for what in ("images", "labels"))
     path = f"{prefix}-{split}.images.npy"
     shape = (manifest.height, manifest.width, manifest.channels)
     if images.dtype != np.uint8 or images.shape[1:] != shape:
@@ -143,10 +144,9 @@ class ImageSamples(Samples):
         self._seed = split.seed
         self._trains = split.name == "train"
         self._changes = changes if self._trains else None
-        self.in_epoch = self._count = len(self._found.images)
-        self.order: Dict[str, float] = {"seed": split.seed, "images": self._count}
-        self._epoch = -1
-        self._permutation: NDArray[np.int64] = np.arange(self._count)
+        self.in_epoch = len(self._found.images)
+        self.order: Dict[str, float] = {"seed": split.seed, "images": self.in_epoch}
+        self._orders = Orders.drawn(self.in_epoch, split.seed, ORDER)
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         return {name: one[0] for name, one in self.batch(np.array([number])).items() if name != "number"}
@@ -155,7 +155,7 @@ class ImageSamples(Samples):
         """`images` fp32 [channels, height, width] and what `targets` gives, each after `numbers`' shape, whose last
         dimension is a micro-batch: images are mixed within it."""
         found = self.targets(numbers)
-        places = self._places(numbers.ravel())
+        places = self._places(numbers)
         manifest = self._found.manifest
         pixels = self._found.images[places]
         if self._changes is not None:
@@ -178,7 +178,7 @@ class ImageSamples(Samples):
         outside = numbers[(numbers < 0) | (numbers >= len(self))]
         if len(outside):
             raise IndexError(f"sample {outside[0]} of {len(self)}")
-        label = self._found.labels[self._places(numbers.ravel())].reshape(numbers.shape)
+        label = self._found.labels[self._places(numbers)].reshape(numbers.shape)
         other, share = label, np.ones(numbers.shape, np.float32)
         if self._mixes:
             other = label[..., ::-1].copy()
@@ -201,26 +201,16 @@ class ImageSamples(Samples):
         return array.reshape(-1, *array.shape[numbers.ndim - 1 :])
 
     def _places(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Find the places of samples among the images of the split."""
-        if not self._trains:  # mixed, too: files may lie class by class, and an evaluation may take the first of them
-            return self._order(0)[numbers % self._count]
-        epochs, places = np.divmod(numbers, self._count)
-        found = np.empty_like(places)
-        for epoch in np.unique(epochs).tolist():
-            of_epoch = epochs == epoch
-            found[of_epoch] = self._order(epoch)[places[of_epoch]]
-        return found
-
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        if epoch != self._epoch:
-            self._permutation = np.random.RandomState([self._seed, ORDER, epoch]).permutation(self._count)
-            self._epoch = epoch
-        return self._permutation
+        """[n]: the places of samples [...] among the images of the split."""
+        flat = numbers.ravel()
+        # Mixed, too, where nothing is trained: files may lie class by class, and an evaluation may take the first ones.
+        return self._orders.places(flat if self._trains else flat % len(self._found.images))
 
 
-def _array(prefix: Union[str, Path], split: str, what: str) -> NDArray[Any]:
+def opened_array(prefix: Union[str, Path], split: str, what: str, remedy: str) -> NDArray[Any]:
+    """A split's array, where it lies in its file; raises DataError with the `remedy` where it cannot be read."""
     path = Path(f"{prefix}-{split}.{what}.npy")
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {why(error)}; make the data again with 'tdpp data images'") from error
+        raise DataError(f"{path}: cannot be read: {why(error)}; {remedy}") from error

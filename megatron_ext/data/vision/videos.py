@@ -19,7 +19,8 @@ from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.pairs import BEGIN, END, padded
-from megatron_ext.data.samples import Samples, Split, check_token_ids
+from megatron_ext.data.samples import Orders, Samples, Split, check_token_ids
+from megatron_ext.data.vision.images import opened_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -64,7 +65,7 @@ def open_videos(prefix: Union[str, Path], split: str) -> Videos:
         ) from error
     if features < 1:
         raise DataError(f"{path}: is not a manifest of videos, version {VERSION}; {REMEDY}")
-    frames, lengths, videos = (_array(prefix, split, what) for what in ("frames", "lengths", "videos"))
+    frames, lengths, videos = (opened_array(prefix, split, what, REMEDY) for what in ("frames", "lengths", "videos"))
     captions = IndexedDataset(f"{prefix}-{split}.captions")
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     stem = f"{prefix}-{split}"
@@ -115,11 +116,9 @@ class VideoSamples(Samples):
         self._found = open_videos(prefix, split.name)
         self._kept = fitting(self._found, model, prefix)
         self._model = model
-        self._seed = split.seed
-        self.in_epoch = self._count = len(self._kept)
-        self.order: Dict[str, float] = {"seed": split.seed, "captions": self._count}
-        self._epoch = -1
-        self._permutation: NDArray[np.int64] = np.arange(self._count)
+        self.in_epoch = len(self._kept)
+        self.order: Dict[str, float] = {"seed": split.seed, "captions": self.in_epoch}
+        self._orders = Orders.drawn(self.in_epoch, split.seed, ORDER)
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         """`frames` fp32 [frames, features] and what `targets` gives."""
@@ -147,16 +146,4 @@ class VideoSamples(Samples):
         return {"text_dec": text_dec, "labels": labels, "loss_mask": loss_mask}
 
     def _caption(self, number: int) -> int:
-        epoch, place = divmod(number, self._count)
-        if epoch != self._epoch:
-            self._permutation = np.random.RandomState([self._seed, ORDER, epoch]).permutation(self._count)
-            self._epoch = epoch
-        return int(self._kept[self._permutation[place]])
-
-
-def _array(prefix: Union[str, Path], split: str, what: str) -> NDArray[Any]:
-    path = Path(f"{prefix}-{split}.{what}.npy")
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read: {why(error)}; {REMEDY}") from error
+        return int(self._kept[self._orders.place(number)])
