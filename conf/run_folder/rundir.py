@@ -23,7 +23,7 @@ from conf.run_folder.json_values import typed
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import KEYS, Plan
 from megatron_ext.contract.plan_check import PlanFault
-from megatron_ext.contract.run_files import RunFiles
+from megatron_ext.contract.run_files import FileName, RunFiles
 
 T = TypeVar("T")
 SCHEDULE = "schedule.json"
@@ -159,58 +159,27 @@ class RunDir(RunFiles):
     def runs(self) -> Path:
         return self.path.parent.parent
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def overrides(self) -> Path:
-        return self.path / "overrides.txt"
-
-    @property
-    def provenance(self) -> Path:
-        return self.path / "provenance.json"
-
-    @property
-    def diff(self) -> Path:
-        return self.path / "diff.patch"
-
-    @property
-    def code_tree(self) -> Path:
-        """The user's code as it was at the launch, from which ranks run."""
-        return self.path / CODE / "tree"
-
-    @property
-    def code_diff(self) -> Path:
-        """What it had beyond its commit, where it lay in a git tree."""
-        return self.path / CODE / "diff.patch"
-
-    @property
-    def schedule(self) -> Path:
-        return self.path / SCHEDULE
-
-    @property
-    def jobs(self) -> Path:
-        return self.path / "jobs.json"
-
-    @property
-    def launch_lock(self) -> Path:
-        """Held by who launches the run, as long as that takes."""
-        return self.path / "launch.lock"
-
-    @property
-    def submitit(self) -> Path:
-        """What starts the run's agents, and what they print. Nobody but the run's user may write there."""
-        return self.path / "submitit"
+    config = FileName("config.yaml")
+    overrides = FileName("overrides.txt")
+    provenance = FileName("provenance.json")
+    diff = FileName("diff.patch")
+    code_tree = FileName(CODE, "tree")
+    """The user's code as it was at the launch, from which ranks run."""
+    code_diff = FileName(CODE, "diff.patch")
+    """What it had beyond its commit, where it lay in a git tree."""
+    schedule = FileName(SCHEDULE)
+    jobs = FileName("jobs.json")
+    launch_lock = FileName("launch.lock")
+    """Held by who launches the run, as long as that takes."""
+    submitit = FileName("submitit")
+    """What starts the run's agents, and what they print. Nobody but the run's user may write there."""
 
     def agent(self, submission: int, role: str) -> Path:
         """What the agents of a job are to do (launch/node/settings.py)."""
         return self.submitit / f"agent-{submission}-{role}.json"
 
-    @property
-    def notify(self) -> Path:
-        """Who is told of the run's end, where somebody is; with what nobody but its owner may write."""
-        return self.submitit / "notify.json"
+    notify = FileName("submitit", "notify.json")
+    """Who is told of the run's end, where somebody is; with what nobody but its owner may write."""
 
     def notified(self, start: str) -> Path:
         """There once the end of a start is being told."""
@@ -228,9 +197,7 @@ class RunDir(RunFiles):
         """What the compilers of a node's ranks keep; they run what they find there."""
         return self.path / "cache" / node
 
-    @property
-    def stop_request(self) -> Path:
-        return self.path / "stop.json"
+    stop_request = FileName("stop.json")
 
     def save_request(self, start: str) -> Path:
         """There when the nodes are to save and end, because one of them is running out of time."""
@@ -240,10 +207,8 @@ class RunDir(RunFiles):
         """That an elastic run is to save in this start, and to go on with other nodes."""
         return self.path / f"change-{start}.json"
 
-    @property
-    def joins(self) -> Path:
-        """The jobs that were submitted for nodes that an elastic run had lost."""
-        return self.path / "joins"
+    joins = FileName("joins")
+    """The jobs that were submitted for nodes that an elastic run had lost."""
 
     def join(self, start: str, node: str) -> Path:
         """The job that one of them, lost by this start, was given."""
@@ -257,10 +222,8 @@ class RunDir(RunFiles):
         """The script of such a job."""
         return self.submitit / f"join-{submission}-{node}.sh"
 
-    @property
-    def sbatch(self) -> Path:
-        """What was submitted to Slurm."""
-        return self.path / "sbatch"
+    sbatch = FileName("sbatch")
+    """What was submitted to Slurm."""
 
     def node_out(self, node: str) -> Path:
         return self.nodes / f"{node}.out"
@@ -277,37 +240,25 @@ class RunDir(RunFiles):
     def node_state(self, node: str) -> Path:
         return self.nodes / f"{node}.json"
 
-    @property
-    def trackers(self) -> Path:
-        """What the writers of TensorBoard and its like keep for themselves (launch/tracking)."""
-        return self.path / "trackers"
+    trackers = FileName("trackers")
+    """What the writers of TensorBoard and its like keep for themselves (launch/tracking)."""
 
     def tracker_log(self, tracker: str) -> Path:
         """What the library of a tracker prints."""
         return self.trackers / f"{tracker}.log"
 
-    @property
-    def traces(self) -> Path:
-        """torch's own traces of an iteration."""
-        return self.path / "traces"
-
-    @property
-    def nsys(self) -> Path:
-        """What Nsight Systems saw of each node."""
-        return self.path / "nsys"
-
-    @property
-    def ncu(self) -> Path:
-        """What Nsight Compute saw of each node."""
-        return self.path / "ncu"
+    traces = FileName("traces")
+    """torch's own traces of an iteration."""
+    nsys = FileName("nsys")
+    """What Nsight Systems saw of each node."""
+    ncu = FileName("ncu")
+    """What Nsight Compute saw of each node."""
 
     def evaluation(self, split: str) -> Path:
         """What `tdpp evaluate` found on a split."""
         return self.path / f"evaluation-{split}.json"
 
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
+    report = FileName("report")
 
     def read_json(self, path: Path) -> Any:
         """The content of one of the run's JSON files, or None if it is not there yet.

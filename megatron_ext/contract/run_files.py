@@ -24,38 +24,35 @@ META = "meta.json"
 """In the folder of a checkpoint: what it is."""
 
 
+class FileName:
+    """An attribute of a run: the path of a file or folder; of the class, what that is called in a run's folder."""
+
+    def __init__(self, *parts: str) -> None:
+        self._name = Path(*parts)
+
+    def __get__(self, run: Optional[RunFiles], kind: object = None) -> Path:
+        return self._name if run is None else run.path / self._name
+
+
 @dataclass(frozen=True)
 class RunFiles:
     """The folder of a run."""
 
     path: Path
 
-    @property
-    def plan(self) -> Path:
-        return self.path / PLAN
+    plan = FileName(PLAN)
 
     def plan_of(self, start: str) -> Path:
         """That of a later start of an elastic run, which `plan` has too as long as no other follows."""
         return self.path / PLANS / f"{start}.json"
 
-    @property
-    def secret(self) -> Path:
-        """What the run's ranks know each other by; nobody but its owner can read it."""
-        return self.path / "secret"
-
-    @property
-    def address(self) -> Path:
-        """Host and port of rank 0's store, published by its node."""
-        return self.path / "master.json"
-
-    @property
-    def blocks(self) -> Path:
-        """The names of a module's blocks, from rank 0, where plan.json lacks them."""
-        return self.path / "blocks.json"
-
-    @property
-    def nodes(self) -> Path:
-        return self.path / "nodes"
+    secret = FileName("secret")
+    """What the run's ranks know each other by; nobody but its owner can read it."""
+    address = FileName("master.json")
+    """Host and port of rank 0's store, published by its node."""
+    blocks = FileName("blocks.json")
+    """The names of a module's blocks, from rank 0, where plan.json lacks them."""
+    nodes = FileName("nodes")
 
     def node_ranks(self, node: str) -> Path:
         """What each rank of a node is doing, or how it ended."""
@@ -69,9 +66,7 @@ class RunFiles:
         """What a node is made of."""
         return self.nodes / f"{node}.machine.json"
 
-    @property
-    def errors(self) -> Path:
-        return self.path / "errors"
+    errors = FileName("errors")
 
     def rank_error(self, rank: int) -> Path:
         return self.errors / _of_rank(rank)
@@ -90,50 +85,25 @@ class RunFiles:
     def rank_traffic(self, rank: int) -> Path:
         return self.path / "traffic" / _of_rank(rank)
 
-    @property
-    def events(self) -> Path:
-        return self.path / "events"
+    events = FileName("events")
 
     def rank_events(self, rank: int) -> Path:
         return self.events / f"rank-{rank:05d}.bin"
 
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def experts(self) -> Path:
-        """How many tokens each expert got, of a model that counts them, by the rank that writes metrics.jsonl."""
-        return self.path / "experts.jsonl"
-
-    @property
-    def decisions(self) -> Path:
-        """What was decided about the batch while the run went on, by rank 0."""
-        return self.path / "decisions.jsonl"
-
-    @property
-    def spent(self) -> Path:
-        """What the nodes have cost so far, over all starts, in dollars."""
-        return self.path / "spent.json"
-
-    @property
-    def goal(self) -> Path:
-        """That the run ended before its last iteration because it has reached what it was to reach."""
-        return self.path / "goal.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / CHECKPOINTS
-
-    @property
-    def latest_checkpoint(self) -> Path:
-        """A file with the name of the newest checkpoint."""
-        return self.checkpoints / LATEST
-
-    @property
-    def best_checkpoint(self) -> Path:
-        """A file with the name of the best one, by `train.best`."""
-        return self.checkpoints / BEST
+    metrics = FileName("metrics.jsonl")
+    experts = FileName("experts.jsonl")
+    """How many tokens each expert got, of a model that counts them, by the rank that writes metrics.jsonl."""
+    decisions = FileName("decisions.jsonl")
+    """What was decided about the batch while the run went on, by rank 0."""
+    spent = FileName("spent.json")
+    """What the nodes have cost so far, over all starts, in dollars."""
+    goal = FileName("goal.json")
+    """That the run ended before its last iteration because it has reached what it was to reach."""
+    checkpoints = FileName(CHECKPOINTS)
+    latest_checkpoint = FileName(CHECKPOINTS, LATEST)
+    """A file with the name of the newest checkpoint."""
+    best_checkpoint = FileName(CHECKPOINTS, BEST)
+    """A file with the name of the best one, by `train.best`."""
 
     def doctor_node(self, node: str) -> Path:
         """What `tdpp doctor` found on a node."""
