@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from conf.errors import TdppError
+from conf.errors import ConfigError, TdppError
+from megatron_ext.contract.errors import DataError
 
 
 class DataPrepError(TdppError):
@@ -40,6 +41,15 @@ def of_option(option: str, path: Path) -> Iterator[None]:
         if text.startswith(option):
             raise
         raise DataPrepError(f"{option} {text}" if text.startswith(str(path)) else f"{option} {path}: {text}") from error
+
+
+@contextmanager
+def named(given: str = "") -> Iterator[None]:
+    """Errors about data become errors of this room, which begin with the option or key that gave the data."""
+    try:
+        yield
+    except (ConfigError, DataError, DataPrepError) as error:
+        raise DataPrepError(f"{given}: {error}" if given else str(error)) from error
 
 
 def missing_package(name: str, purpose: str) -> DataPrepError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,11 +11,13 @@ from typing import Any, TypeVar
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, typed
 from data_prep.errors import DataPrepError
+from data_prep.files.progress import unchanged
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import CHATS, IMAGES, PAIRS, TEXT, VIDEOS, family_named
 from megatron_ext.data.indexed_dataset import data_file
 
 T = TypeVar("T")
+M = TypeVar("M", bound="Described")
 MADE_BY = {
     TEXT: "tdpp data prepare",
     CHATS: "tdpp data chats",
@@ -80,26 +83,43 @@ def read_described(prefix: Path, manifest: type[T]) -> T:
         raise DataPrepError(f"{error}; prepare the data again") from error
 
 
+def read_unchanged(prefix: Path, manifest: type[M]) -> M:
+    """The manifest of chats, pairs, images or videos whose files are those that it describes.
+
+    Raises:
+        DataPrepError: they are not, or as `read_described`.
+    """
+    found = read_described(prefix, manifest)
+    require_unchanged(found.sha256, prefix)
+    return found
+
+
+def require_unchanged(sha256: Mapping[str, str], prefix: Path) -> None:
+    """Raises DataPrepError unless `unchanged`."""
+    if not unchanged(sha256, prefix):
+        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them again")
+
+
 def require_training_document(prefix: Path, kind: str, number: int, count: int) -> None:
     """Raises DataPrepError where the data have no training pair, image or video of this number."""
     if not 0 <= number < count:
         raise DataPrepError(f"--document {number}: {prefix} has the training {kind} 0 to {count - 1}")
 
 
+@dataclass(frozen=True, kw_only=True)
 class Described:
-    """The manifest of pairs, images or videos, a dataclass: `<prefix>.json` (docs/formats.md)."""
+    """The manifest of chats, pairs, images or videos: `<prefix>.json` (docs/formats.md)."""
+
+    version: Count = VERSION
+    kind: str
+    corpus: str
+    """Where the data came from, for people."""
+    sha256: dict[str, str]
+    """Hashes of the files beside this one, by suffix."""
 
     def to_json(self, recipe: dict[str, Any]) -> str:
         """The text of the file; `recipe` is all that the data follow from: data of the same recipe are the same."""
-        return json.dumps({**asdict(self), "recipe": recipe}, indent=1) + "\n"  # type: ignore[call-overload]
-
-
-def recipe_of(prefix: Path) -> Any:
-    """The recipe in the manifest of data; None where there is none to be read."""
-    try:
-        return json.loads(read_regular(data_file(prefix, ".json"))).get("recipe")
-    except (OSError, ValueError, RecursionError, AttributeError):
-        return None
+        return json.dumps({**asdict(self), "made_by": MADE_BY[self.kind], "recipe": recipe}, indent=1) + "\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +131,6 @@ class ImagesSplit:
 class ImagesManifest(Described):
     """Classes, sizes and hashes of images."""
 
-    version: Count = VERSION
     kind: str = IMAGES
     classes: tuple[str, ...]
     """Names; a label is the place of one here."""
@@ -122,11 +141,6 @@ class ImagesManifest(Described):
     """Means of the training pixels, from 0 to 1, by channel."""
     std: tuple[float, ...]
     splits: dict[str, ImagesSplit]
-    made_by: str = MADE_BY[IMAGES]
-    corpus: str
-    """Where the images came from, for people."""
-    sha256: dict[str, str]
-    """Hashes of the files beside this one, by suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +155,6 @@ class VideosSplit:
 class VideosManifest(Described):
     """Sizes and hashes of videos."""
 
-    version: Count = VERSION
     kind: str = VIDEOS
     features: Count
     """Numbers that describe a frame."""
@@ -151,18 +164,12 @@ class VideosManifest(Described):
     synthetic: bool
     """Whether nobody has filmed them."""
     splits: dict[str, VideosSplit]
-    made_by: str = MADE_BY[VIDEOS]
-    corpus: str
-    """Where the videos came from, for people."""
-    sha256: dict[str, str]
-    """Hashes of the files beside this one, by suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatsManifest(Described):
     """Counts and hashes of conversations."""
 
-    version: Count = VERSION
     kind: str = CHATS
     conversations: Count
     tokens: Count
@@ -173,13 +180,8 @@ class ChatsManifest(Described):
     vocab_size: Count
     end_token: str
     """How the tokeniser beside the data calls the end of a text."""
-    made_by: str = MADE_BY[CHATS]
-    corpus: str
-    """Where the conversations came from, for people."""
     left_out: dict[str, Count]
     """How many conversations of the corpus are not in the data, by reason."""
-    sha256: dict[str, str]
-    """Hashes of the files beside this one, by suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,18 +199,12 @@ class PairsSplit:
 class PairsManifest(Described):
     """Languages, counts and hashes of pairs."""
 
-    version: Count = VERSION
     kind: str = PAIRS
     source: str
     target: str
     vocab_size: Count
     splits: dict[str, PairsSplit]
-    made_by: str = MADE_BY[PAIRS]
-    corpus: str
-    """Where the pairs came from, for people."""
     left_out: dict[str, Count]
     """How many pairs of the corpus are not in the data, by reason."""
     unknown: Count = 0
     """Tokens that the vocabulary lacks."""
-    sha256: dict[str, str]
-    """Hashes of the files beside this one, by suffix."""

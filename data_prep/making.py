@@ -17,8 +17,11 @@ from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, work_folder
 from data_prep.files.progress import unchanged
-from data_prep.kinds import kind_of, read_described, recipe_of
+from data_prep.indexed.manifest import read_manifest
+from data_prep.kinds import VERSION, kind_of, read_described
 from data_prep.text.corpus import Corpus
+from megatron_ext.contract.cores import usable_cores
+from megatron_ext.contract.models.model import TEXT
 from megatron_ext.data.indexed_dataset import data_file
 
 BYTES_A_WORKER = 1 << 24
@@ -37,11 +40,12 @@ def add_split(make: argparse.ArgumentParser, default: str, of_what: str) -> None
     make.add_argument("--split", default=default, metavar="W,W,W", help=message)
 
 
-def add_common_options(make: argparse.ArgumentParser, what: str, *, workers: bool = True) -> None:
-    """Gives `make` the options that all data have that are split when they are made; `what` is drawn by the seed."""
-    make.add_argument(
-        "--seed", type=option(whole), default=1234, metavar="N", help=f"other seeds hold out other {what}"
-    )
+def add_common_options(make: argparse.ArgumentParser, what: str | None = None, *, workers: bool = True) -> None:
+    """Gives `make` the options that all data have; of those that are split when they are made the seed draws `what`."""
+    if what is not None:
+        make.add_argument(
+            "--seed", type=option(whole), default=1234, metavar="N", help=f"other seeds hold out other {what}"
+        )
     if workers:
         make.add_argument(
             "--workers", type=option(whole), metavar="N", help="processes (default: up to one for each CPU)"
@@ -51,13 +55,10 @@ def add_common_options(make: argparse.ArgumentParser, what: str, *, workers: boo
 
 @dataclass(frozen=True, kw_only=True)
 class Request(ABC):
-    """Pairs, images or videos that are to be prepared, and how."""
+    """Data that are to be prepared, and how."""
 
     corpus: Corpus
     """All files that the data follow from."""
-    weights: Sequence[float]
-    """Relative sizes of training, validation and test."""
-    seed: int
     workers: int = 1
 
     @abstractmethod
@@ -67,6 +68,20 @@ class Request(ABC):
         Raises:
             DataPrepError: a file cannot be read.
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitRequest(Request):
+    """Data that are split into training, validation and test when they are made."""
+
+    weights: Sequence[float]
+    """Their relative sizes."""
+    seed: int
+
+
+def workers_of(arguments: argparse.Namespace, corpus: Corpus) -> int:
+    """How many processes are asked for, or worth it."""
+    return arguments.workers or min(usable_cores(), 1 + corpus.bytes // BYTES_A_WORKER)
 
 
 R = TypeVar("R", bound=Request)
@@ -83,43 +98,49 @@ def weights_of(split: str) -> list[float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Hashes:
+class _Identity:
+    version: int = VERSION
+    recipe: dict[str, Any]
     sha256: dict[str, str]
 
 
 def is_prepared(prefix: Path, kind: str, recipe: dict[str, Any]) -> bool:
     """Whether the files are there, unchanged, and of this recipe."""
-    if kind_of(prefix) != kind or recipe_of(prefix) != recipe:
-        return False
     try:
-        return unchanged(read_described(prefix, _Hashes).sha256, prefix)
+        found = read_manifest(prefix) if kind == TEXT else read_described(prefix, _Identity)
     except DataPrepError:  # nobody can tell what the data are: they are made anew
         return False
+    if found is None or kind_of(prefix) != kind or found.recipe != recipe:
+        return False
+    return unchanged(found.sha256, prefix)
 
 
 def make_unless_there(
-    arguments: argparse.Namespace,
+    prefix: Path,
+    force: bool,
     kind: str,
     request: R,
     prepare: Callable[[R, Path, dict[str, Any]], M],
     summary: Callable[[M], str],
 ) -> None:
-    """Prepares the data of `--output`, or says that they are there; prints their prefix.
+    """Prepares data, or says that they are there; prints their prefix.
 
     Args:
+        prefix: what `--output` stands for.
+        force: makes them again, and replaces data of another kind.
         prepare: makes them from the request, under a prefix, by a recipe.
         summary: says in a line what was made.
 
     Raises:
         DataPrepError: data of another kind have this name; or as `prepare`.
     """
-    prefix: Path = arguments.output
     recipe = request.recipe()
-    if not arguments.force and is_prepared(prefix, kind, recipe):
+    if not force and is_prepared(prefix, kind, recipe):
         print(f"{prefix}: exists already, unchanged; --force makes it again", file=sys.stderr)
     else:
-        described = data_file(prefix, ".json")
-        if described.exists() and kind_of(prefix) != kind and not arguments.force:
+        described, there = data_file(prefix, ".json"), kind_of(prefix)
+        ours = there == kind or (kind == TEXT and there is None)  # whose prefix has an ending of its own
+        if described.exists() and not ours and not force:
             raise DataPrepError(
                 f"--output {prefix}: {described} is there, and is not of {kind}; choose another --output, or replace "
                 "it with --force"

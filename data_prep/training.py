@@ -6,13 +6,12 @@ from pathlib import Path
 
 from conf.schema.experiment import Experiment
 from data_prep.chats.check import check_documents, samples_of_documents
-from data_prep.errors import DataPrepError
+from data_prep.errors import DataPrepError, named
 from data_prep.images.check import check_images
 from data_prep.indexed.check import check_text, samples_of_split
 from data_prep.kinds import kind_for, require_kind
 from data_prep.pairs.check import check_pairs
 from data_prep.videos.check import check_videos
-from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import IMAGES, PAIRS, TEXT, VIDEOS
 from megatron_ext.data.pairs import Pairs
 from megatron_ext.data.vision.images import open_images
@@ -56,11 +55,9 @@ def samples_in_split(experiment: Experiment, split: str) -> int | None:
         return samples_of_documents(experiment, split)
     if kind == TEXT:
         return samples_of_split(experiment, split)
-    try:
+    with named(f"data.prefix={prefix}"):
         if kind == IMAGES:
             return len(open_images(prefix, split).images)
         if kind == VIDEOS:
             return len(fitting(open_videos(prefix, split), model.sized(1), prefix))
         return len(Pairs(prefix, split, model.sequence_length, model.sized(1).decoder_tokens).kept)
-    except DataError as error:
-        raise DataPrepError(f"data.prefix={prefix}: {error}") from error

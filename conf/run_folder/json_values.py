@@ -127,6 +127,8 @@ def _reader(hint: Any) -> Read:
         return partial(_object, hint)
     if isinstance(hint, type) and issubclass(hint, Path | Enum):
         return _named(hint)
+    if hint is Any:
+        return lambda value: value
     words, holds = _SCALARS[hint]
     convert = float if hint is float else None
 

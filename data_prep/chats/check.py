@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
 from conf.visible import plural
-from data_prep.errors import DataPrepError
-from data_prep.files.progress import require_unchanged
+from data_prep.errors import DataPrepError, named
 from data_prep.indexed.check import (
     check_ids,
     check_vocabularies,
@@ -20,8 +18,8 @@ from data_prep.indexed.check import (
     require_files,
 )
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
-from data_prep.kinds import ChatsManifest, kind_of, read_described, require_training_document
-from megatron_ext.contract.errors import DataError
+from data_prep.kinds import ChatsManifest, kind_of, read_described, read_unchanged, require_training_document
+from data_prep.making import weights_of
 from megatron_ext.contract.models.model import CHATS
 from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.documents import Documents, DocumentSamples
@@ -55,10 +53,8 @@ def check_documents(experiment: Experiment) -> list[str]:
         else:
             made = made_with(data, read_manifest(prefix))
         doubts += check_vocabulary(made, given, experiment.model.vocab_size)
-        try:
-            found = Documents(prefix, _weights(experiment), "train", experiment.model.sequence_length)
-        except DataError as error:
-            raise DataPrepError(f"{given}: {error}") from error
+        with named(given):
+            found = Documents(prefix, weights_of(experiment.data.split), "train", experiment.model.sequence_length)
         doubts += _doubts(found, given, experiment.model.sequence_length)
     check_vocabularies(prefixes)
     return doubts
@@ -84,15 +80,9 @@ def samples_of_documents(experiment: Experiment, split: str) -> int | None:
     data, length = experiment.data, experiment.model.sequence_length
     if data.blend:
         return None
-    one = Split(1, experiment.train.seed, tuple(_weights(experiment)), split)
-    try:
+    one = Split(1, experiment.train.seed, tuple(weights_of(data.split)), split)
+    with named(f"data.prefix={data.prefix}"):
         return DocumentSamples(data.prefix, one, length, experiment.model.vocab_size, data.packing).in_epoch
-    except DataError as error:
-        raise DataPrepError(f"data.prefix={data.prefix}: {error}") from error
-
-
-def _weights(experiment: Experiment) -> Sequence[float]:
-    return [float(weight) for weight in experiment.data.split.split(",")]
 
 
 def check_in_full(prefix: Path, vocab_size: int | None) -> ChatsManifest:
@@ -105,8 +95,7 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> ChatsManifest:
     Raises:
         DataPrepError: they cannot be used.
     """
-    manifest = read_described(prefix, ChatsManifest)
-    require_unchanged(manifest.sha256, prefix)
+    manifest = read_unchanged(prefix, ChatsManifest)
     data = open_checked(prefix)
     check_ids(data, vocab_size or manifest.vocab_size)
     mask = np.fromfile(data_file(prefix, ANSWERS), np.uint8)

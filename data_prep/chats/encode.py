@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,31 +15,13 @@ from numpy.typing import NDArray
 from data_prep.chats.conversation import ASSISTANT, Conversation, conversation_of
 from data_prep.chats.template import ChatTemplate, Span
 from data_prep.errors import BadDocument
-from data_prep.text.encode import Chunk
+from data_prep.text.encode import Chunk, Encoded
 from data_prep.text.formats import digest
 from data_prep.tokenizers.tokenizer import loaded
 from megatron_ext.data.indexed_dataset import token_dtype
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HfTokenizer
-
-
-class EncodedChats(NamedTuple):
-    """A chunk's conversations that are left."""
-
-    lengths: NDArray[np.int32]
-    """Tokens of each."""
-    tokens: NDArray[Any]
-    """Tokens of all, laid end to end."""
-    answers: NDArray[np.uint8]
-    """[tokens]: 1 where a token is to be learned."""
-    digests: list[bytes]
-    """Digests of their texts, where repetitions are to be left out; else none."""
-    left_out: Counter[str]
-    """How many conversations were `unanswered`, `special` or `long`."""
-    file: int
-    number: int
-    """The place of the chunk's last record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +37,7 @@ class Encoder:
     """Longer conversations are left out."""
     unique: bool = False
 
-    def __call__(self, chunk: Chunk) -> EncodedChats:
+    def __call__(self, chunk: Chunk) -> Encoded:
         """
         Raises:
             BadDocument: a record is no conversation, or the template refuses it.
@@ -83,8 +65,9 @@ class Encoder:
                 kept.append((text, ids, mask))
         dtype = token_dtype(self.vocab_size)
         last = chunk.raw[-1]
-        return EncodedChats(
+        return Encoded(
             np.array([len(ids) for _, ids, _ in kept], np.int32),
+            np.ones(len(kept), np.int64),
             np.concatenate([np.zeros(0, dtype), *(np.array(ids, dtype) for _, ids, _ in kept)]),
             np.concatenate([np.zeros(0, np.uint8), *(mask.astype(np.uint8) for *_, mask in kept)]),
             [digest(text) for text, *_ in kept] if self.unique else [],
@@ -165,18 +148,3 @@ class Encoder:
 
 def special_tokens(tokenizer: HfTokenizer) -> list[str]:
     return [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-
-
-def without(encoded: EncodedChats, duplicates: Sequence[int]) -> EncodedChats:
-    """The same less the conversations of these numbers."""
-    if not duplicates:
-        return encoded
-    kept = np.ones(len(encoded.lengths), bool)
-    kept[duplicates] = False
-    tokens = np.repeat(kept, encoded.lengths)
-    return encoded._replace(
-        lengths=encoded.lengths[kept],
-        tokens=encoded.tokens[tokens],
-        answers=encoded.answers[tokens],
-        left_out=encoded.left_out + Counter(duplicate=len(duplicates)),
-    )

@@ -12,10 +12,9 @@ from data_prep.chats.prepare import ChatsRequest, prepare
 from data_prep.chats.template import template_of
 from data_prep.errors import of_option
 from data_prep.kinds import ChatsManifest
-from data_prep.making import BYTES_A_WORKER, add_output, make_unless_there
+from data_prep.making import add_common_options, add_output, make_unless_there, workers_of
 from data_prep.text.corpus import corpus_of
 from data_prep.tokenizers.tokenizer import content_of, eos_token_of, loaded
-from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.models.model import CHATS
 
 
@@ -43,13 +42,12 @@ def add_options(make: argparse.ArgumentParser) -> None:
     add_output(make, "<output>.bin, .idx, .answers")
     make.add_argument("--max-tokens", type=option(whole), metavar="N", help="leave out longer conversations")
     make.add_argument("--unique", action="store_true", help="leave out conversations that occurred before")
-    make.add_argument("--workers", type=option(whole), metavar="N", help="processes (default: up to one for each CPU)")
-    make.add_argument("--force", action="store_true", help="make the data again if they exist")
+    add_common_options(make)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares conversations, or says that they are there; prints their prefix."""
-    make_unless_there(arguments, CHATS, _request(arguments), prepare, summary)
+    make_unless_there(arguments.output, arguments.force, CHATS, _request(arguments), prepare, summary)
 
 
 def summary(made: ChatsManifest) -> str:
@@ -73,8 +71,6 @@ def _request(arguments: argparse.Namespace) -> ChatsRequest:
     corpus = corpus_of(arguments.source)
     return ChatsRequest(
         corpus=corpus,
-        weights=(1.0,),
-        seed=0,
         encoder=Encoder(
             content=content,
             end=end,
@@ -83,5 +79,5 @@ def _request(arguments: argparse.Namespace) -> ChatsRequest:
             unique=arguments.unique,
         ),
         end=end or next(iter(special), next(iter(tokenizer.get_vocab()))),
-        workers=arguments.workers or min(usable_cores(), 1 + corpus.bytes // BYTES_A_WORKER),
+        workers=workers_of(arguments, corpus),
     )

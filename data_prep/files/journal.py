@@ -22,8 +22,7 @@ from typing import Any, BinaryIO
 
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, typed
-from data_prep.errors import DataPrepError
-from megatron_ext.contract.errors import DataError
+from data_prep.errors import DataPrepError, named
 from megatron_ext.contract.files import read_regular, why, write_atomic
 from megatron_ext.data.indexed_dataset import data_file, sync
 
@@ -50,10 +49,8 @@ def work_folder(prefix: Path, recipe: dict[str, Any]) -> Iterator[Path]:
         DataPrepError: another process works in it, or it, or what the block writes, cannot be written.
     """
     try:
-        with _locked(prefix, json.dumps(recipe)) as folder:
+        with named(), _locked(prefix, json.dumps(recipe)) as folder:
             yield folder
-    except DataError as error:
-        raise DataPrepError(str(error)) from error
     except OSError as error:
         raise DataPrepError(
             f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "

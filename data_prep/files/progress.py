@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from data_prep.errors import DataPrepError
 from megatron_ext.data.indexed_dataset import data_file
 
 if TYPE_CHECKING:
@@ -84,9 +83,3 @@ def unchanged(sha256: Mapping[str, str], prefix: Path) -> bool:
     """Whether the files `<prefix><suffix>` are there and have these hashes, by suffix."""
     files = {suffix: data_file(prefix, suffix) for suffix in sha256}
     return all(path.is_file() for path in files.values()) and hashes(files) == sha256
-
-
-def require_unchanged(sha256: Mapping[str, str], prefix: Path) -> None:
-    """Raises DataPrepError unless `unchanged`."""
-    if not unchanged(sha256, prefix):
-        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them again")

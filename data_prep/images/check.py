@@ -9,21 +9,18 @@ from numpy.typing import NDArray
 
 from conf.schema.model import Model
 from conf.visible import plural
-from data_prep.errors import DataPrepError
-from data_prep.files.progress import require_unchanged
-from data_prep.images.image import SPLITS, Shape
-from data_prep.kinds import ImagesManifest, read_described, require_training_document
-from megatron_ext.contract.errors import DataError
+from data_prep.errors import DataPrepError, named
+from data_prep.images.image import Shape
+from data_prep.kinds import ImagesManifest, read_described, read_unchanged, require_training_document
 from megatron_ext.contract.models.model import IMAGES
+from megatron_ext.data.samples import SPLITS
 from megatron_ext.data.vision.images import open_images, require_fitting
 
 
 def check_images(model: Model, prefix: Path) -> None:
     """Raises DataPrepError for images that are missing, damaged, or not those of the model."""
-    try:
+    with named(f"data.prefix={prefix}"):
         require_fitting(prefix, open_images(prefix, "train").manifest, model.sized(1))
-    except DataError as error:
-        raise DataPrepError(f"data.prefix={prefix}: {error}") from error
 
 
 def check_in_full(prefix: Path) -> ImagesManifest:
@@ -32,14 +29,11 @@ def check_in_full(prefix: Path) -> ImagesManifest:
     Raises:
         DataPrepError: they cannot be used.
     """
-    manifest = read_described(prefix, ImagesManifest)
-    require_unchanged(manifest.sha256, prefix)
+    manifest = read_unchanged(prefix, ImagesManifest)
     for split in SPLITS:
         if manifest.splits[split].images:
-            try:
+            with named():
                 count = len(open_images(prefix, split).images)
-            except DataError as error:
-                raise DataPrepError(str(error)) from error
             if count != manifest.splits[split].images:
                 raise DataPrepError(
                     f"{prefix}: {count} {split} images, but {prefix}.json has {manifest.splits[split].images}; "
@@ -60,13 +54,14 @@ def described(prefix: Path) -> dict[str, str]:
     facts = {
         "kind": "images",
         "shape": str(Shape(manifest.height, manifest.width, manifest.channels)),
-        "classes": f"{len(manifest.classes)}: {_shortened(manifest.classes)}",
+        "classes": f"{len(manifest.classes)}: {', '.join(manifest.classes[:10])}{', …' * (len(manifest.classes) > 10)}",
     }
     for split in SPLITS:
         count = manifest.splits[split].images
         facts[split] = plural(count, "image")
         if count:
-            labels = _opened(prefix, split)[1]
+            with named():
+                labels = open_images(prefix, split).labels
             found = np.bincount(labels, minlength=len(manifest.classes))
             facts[split] += f", {found.min()} to {found.max()} of a class"
     for name, values in (("mean", manifest.mean), ("standard deviation", manifest.std)):
@@ -83,8 +78,9 @@ def image_text(prefix: Path, number: int) -> str:
     manifest = read_described(prefix, ImagesManifest)
     count = manifest.splits["train"].images
     require_training_document(prefix, IMAGES, number, count)
-    images, labels = _opened(prefix, "train")
-    return "\n".join([f"class: {manifest.classes[int(labels[number])]}", *drawn(images[number])])
+    with named():
+        found = open_images(prefix, "train")
+    return "\n".join([f"class: {manifest.classes[int(found.labels[number])]}", *drawn(found.images[number])])
 
 
 def drawn(image: NDArray[np.uint8]) -> list[str]:
@@ -92,15 +88,3 @@ def drawn(image: NDArray[np.uint8]) -> list[str]:
     step = -(-image.shape[1] // COLUMNS)
     bright = image[::step, ::step].mean(2).astype(np.int64) * len(SHADES) // 256
     return ["".join(SHADES[value] * 2 for value in row).rstrip() for row in bright.tolist()]
-
-
-def _opened(prefix: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    try:
-        found = open_images(prefix, split)
-    except DataError as error:
-        raise DataPrepError(str(error)) from error
-    return found.images, found.labels
-
-
-def _shortened(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from conf.visible import plural
 from data_prep.errors import DataPrepError, missing_package
+from megatron_ext.data.samples import SPLITS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-SPLITS = ("train", "valid", "test")
 NAMED = {"train": "train", "training": "train", "valid": "valid", "val": "valid", "validation": "valid", "dev": "valid"}
 NAMED |= {"test": "test", "testing": "test"}
 """What folders and arrays are called that hold one split."""

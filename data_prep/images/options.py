@@ -15,16 +15,8 @@ from data_prep.images.image import Reader, Shape, Wanted
 from data_prep.images.prepare import ImagesRequest, prepare
 from data_prep.images.sources import PACKAGED, Arrays, ImageFiles, packaged
 from data_prep.kinds import ImagesManifest
-from data_prep.making import (
-    BYTES_A_WORKER,
-    add_common_options,
-    add_output,
-    add_split,
-    make_unless_there,
-    weights_of,
-)
+from data_prep.making import add_common_options, add_output, add_split, make_unless_there, weights_of, workers_of
 from data_prep.text.corpus import Corpus
-from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.models.model import IMAGES
 
 SPLIT = "80,10,10"
@@ -57,7 +49,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares images, or says that they are there; prints their prefix."""
-    make_unless_there(arguments, IMAGES, _request(arguments), prepare, summary)
+    make_unless_there(arguments.output, arguments.force, IMAGES, _request(arguments), prepare, summary)
 
 
 def summary(made: ImagesManifest) -> str:
@@ -88,7 +80,7 @@ def _request(arguments: argparse.Namespace) -> ImagesRequest:
         wanted=Wanted(arguments.size, arguments.channels),
         weights=weights_of(arguments.split),
         seed=arguments.seed,
-        workers=arguments.workers or min(usable_cores(), 1 + corpus.bytes // BYTES_A_WORKER),
+        workers=workers_of(arguments, corpus),
     )
 
 

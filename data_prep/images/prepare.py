@@ -18,19 +18,22 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, OpenStep, publish
 from data_prep.files.progress import hashes, shown
 from data_prep.files.workers import batched, in_order
-from data_prep.images.image import SPLITS, Content, Item, Made, Raw, Reader, Shape, Wanted, made, packed, splits_of
+from data_prep.images.image import Content, Item, Made, Raw, Reader, Shape, Wanted, made, packed, splits_of
 from data_prep.kinds import ImagesManifest, ImagesSplit
-from data_prep.making import Request, making
+from data_prep.making import SplitRequest, making
+from megatron_ext.data.samples import SPLITS
 
 CHUNK = 64
 """Images that are decoded, and noted, together."""
 PIXEL, LABEL = np.dtype("|u1"), np.dtype("<i8")
+FILES = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
+"""What the names of the arrays end in, behind the prefix."""
 LEAST_STD = 1 / 255
 """The deviation of a channel that is the same everywhere: images are divided by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesRequest(Request):
+class ImagesRequest(SplitRequest):
     readers: Sequence[Reader]
     wanted: Wanted
 
@@ -75,7 +78,6 @@ def prepare(request: ImagesRequest, prefix: Path, recipe: dict[str, Any]) -> Ima
         folder = journal.folder
         shape = _shape(items, request)
         counts = _pack(journal, request, items, splits, classes, shape)
-        suffixes = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
         mean, std = _statistics(counts, shape, splits.count("train"))
         manifest = ImagesManifest(
             classes=tuple(classes),
@@ -84,9 +86,9 @@ def prepare(request: ImagesRequest, prefix: Path, recipe: dict[str, Any]) -> Ima
             std=std,
             splits={split: ImagesSplit(images=splits.count(split)) for split in SPLITS},
             corpus=request.corpus.description,
-            sha256=hashes({suffix: folder / suffix for suffix in suffixes}),
+            sha256=hashes({suffix: folder / suffix for suffix in FILES}),
         )
-        publish(folder, prefix, {suffix: suffix for suffix in suffixes}, manifest.to_json(recipe))
+        publish(folder, prefix, {suffix: suffix for suffix in FILES}, manifest.to_json(recipe))
         return manifest
 
 
@@ -126,11 +128,10 @@ def _pack(
     if (found := journal.finished("pack")) is not None:
         return found
     numbers = {name: number for number, name in enumerate(classes)}
-    names = [f"-{split}.{what}.npy" for split in SPLITS for what in ("images", "labels")]
     # Grey images among coloured ones become coloured, but no colour is lost unless somebody asks for that.
     channels = request.wanted.channels or (3 if shape.channels == 3 else None)
     work = bound(packed, wanted=Wanted(request.wanted.size, channels))
-    with shown("packing images", len(items)) as show, journal.step("pack", names) as step:
+    with shown("packing images", len(items)) as show, journal.step("pack", FILES) as step:
         if step.items:
             show.say(f"continuing after {step.items:,} images")
             show.advance(step.items)

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
-from data_prep.errors import DataPrepError
-from data_prep.indexed.manifest import Manifest, has_manifest, is_true, read_manifest, same_vocabulary
+from data_prep.errors import DataPrepError, named
+from data_prep.indexed.manifest import Manifest, has_manifest, read_manifest, same_vocabulary
+from data_prep.kinds import require_unchanged
+from data_prep.making import weights_of
 from data_prep.tokenizers.vocabulary import TOKENIZER, unknown_doubt
-from megatron_ext.contract.errors import DataError
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.gpt_samples import samples_in_epoch
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
@@ -35,18 +36,16 @@ def samples_of_split(experiment: Experiment, split: str) -> int | None:
         DataPrepError: the split of a corpus cannot be used, or has no sample.
     """
     model, corpora = experiment.model, experiment.data.corpora()
-    weights = [float(weight) for weight in experiment.data.split.split(",")]
+    weights = weights_of(experiment.data.split)
     count = None
     for number, corpus in enumerate(corpora):
         key, prefix = f"data.blend[{number - 1}].prefix" if number else "data.prefix", Path(corpus.prefix)
-        try:
+        with named(f"{key}={prefix}"):
             if model.traits.running_text:
                 count = samples_in_epoch(prefix, weights, split, model.sequence_length)
             else:
                 data, (cut, _) = IndexedDataset(prefix), _cut_of(experiment, 1)
                 sentence_maps.usable(data, _documents(weights, data, split), split, cut)
-        except DataError as error:
-            raise DataPrepError(f"{key}={prefix}: {error}") from error
     return count if len(corpora) == 1 else None
 
 
@@ -118,17 +117,14 @@ def _check_corpus(experiment: Experiment, prefix: Path, key: str, samples: int) 
     doubts = check_vocabulary(made, f"{key}={prefix}", model.vocab_size)
     if (lacking := unknown_doubt(data, prefix, f"{key}={prefix}", in_full=False)) is not None:
         doubts.append(lacking)
-    weights = [float(weight) for weight in experiment.data.split.split(",")]
-    try:
+    with named(f"{key}={prefix}"):
         if model.traits.masks:
             return doubts + _check_sentences(experiment, prefix, data, samples, f"{key}={prefix}")
-        train = split_documents(weights, len(data))[0]
+        train = split_documents(weights_of(experiment.data.split), len(data))[0]
         require_one_sample(data, train, "train", model.sequence_length)
         if experiment.engine.kind is not EngineKind.megatron_lm:
             seed, cache = experiment.train.seed, experiment.data.cache
             check_saved(prefix, data, train, "train", samples, model.sequence_length, seed, cache)
-    except DataError as error:
-        raise DataPrepError(f"{key}={prefix}: {error}") from error
     return doubts
 
 
@@ -161,7 +157,7 @@ def _check_sentences(experiment: Experiment, prefix: Path, data: IndexedDataset,
     """
     cut, special = _cut_of(experiment, samples)
     vocabulary_for(prefix, experiment.model.vocab_size, special)
-    train = _documents([float(weight) for weight in experiment.data.split.split(",")], data, "train")
+    train = _documents(weights_of(experiment.data.split), data, "train")
     usable = sentence_maps.usable(data, train, "train", cut)
     sentence_maps.check_saved(prefix, data, train, "train", cut, experiment.data.cache)
     if 2 * usable >= len(train):
@@ -220,8 +216,8 @@ def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
     data, manifest = open_checked(prefix), read_manifest(prefix)
     if not np.issubdtype(data.dtype, np.integer):
         raise DataPrepError(f"{data.idx}: the tokens are {data.dtype.name}, but token ids are whole numbers")
-    if manifest is not None and not is_true(manifest, prefix):
-        raise DataPrepError(f"{prefix}: the files are not those that the manifest describes; prepare them again")
+    if manifest is not None:
+        require_unchanged(manifest.sha256, prefix)
     check_ids(data, vocab_size or (manifest.vocab_size if manifest is not None else None))
     return data
 
@@ -246,7 +242,5 @@ def open_checked(prefix: Path, key: str = "data.prefix") -> IndexedDataset:
     Raises:
         DataPrepError: they cannot be used.
     """
-    try:
+    with named(f"{key}={prefix}"):
         return IndexedDataset(prefix)
-    except DataError as error:
-        raise DataPrepError(f"{key}={prefix}: {error}") from error

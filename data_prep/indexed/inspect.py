@@ -11,14 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.compose import compose
-from conf.errors import ConfigError
 from conf.reading.files import Scratch
-from conf.schema.data import check_split
 from conf.schema.experiment import Experiment
-from data_prep.errors import DataPrepError
+from data_prep.errors import DataPrepError, named
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
+from data_prep.making import weights_of
 from data_prep.tokenizers.tokenizer import Tokenizer
-from megatron_ext.contract.errors import DataError
 from megatron_ext.data.index_maps import compute, require_one_sample, sample_tokens, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.masked.bert_samples import BertSamples
@@ -73,10 +71,8 @@ def document_text(data: IndexedDataset, prefix: Path, document: int) -> str:
     """
     if not 0 <= document < data.documents:
         raise DataPrepError(f"--document {document}: {prefix} has the documents 0 to {data.documents - 1}")
-    try:
+    with named(f"--document {document}"):
         tokenizer = tokenizer_of(prefix)
-    except DataPrepError as error:
-        raise DataPrepError(f"--document {document}: {error}") from error
     first, last = data.boundaries[document : document + 2].tolist()
     return "".join(tokenizer.decode(data[sequence]) for sequence in range(first, last))
 
@@ -101,13 +97,10 @@ def sample_text(data: IndexedDataset, prefix: Path, sample: Sample) -> str:
     """
     if not 0 <= sample.number < sample.samples:
         raise DataPrepError(f"--sample {sample.number}: the run has the samples 0 to {sample.samples - 1} (--samples)")
-    try:
-        check_split(sample.split)
-        documents = split_documents([float(weight) for weight in sample.split.split(",")], len(data))[0]
+    with named(f"--sample {sample.number}"):
+        documents = split_documents(weights_of(sample.split), len(data))[0]
         require_one_sample(data, documents, "train", sample.sequence_length)
         tokenizer = tokenizer_of(prefix)
-    except (ConfigError, DataError, DataPrepError) as error:
-        raise DataPrepError(f"--sample {sample.number}: {error}") from error
     if sample.samples > MOST_SAMPLES:
         raise DataPrepError(
             f"a run of {sample.samples} samples is too large to be laid out here; --samples and --sample take up to "
@@ -202,7 +195,7 @@ def masked_text(prefix: Path, sample: Sample, family: str, settings: Sequence[st
             f"--sample {sample.number}: the run has the samples 0 to {sample.samples - 1} (--samples); both take up to "
             f"{MOST_SAMPLES}"
         )
-    try:
+    with named(f"--sample {sample.number}"):
         vocabulary = Vocabulary.read(prefix)
         run = compose(
             [
@@ -214,14 +207,11 @@ def masked_text(prefix: Path, sample: Sample, family: str, settings: Sequence[st
         text = _Text(tokenizer_of(prefix), vocabulary)
         with Scratch() as cache:
             content = _samples(prefix, sample, run, vocabulary, str(cache.path)).sample(sample.number)
-    except (ConfigError, DataError, DataPrepError) as error:
-        raise DataPrepError(f"--sample {sample.number}: {error}") from error
     return _t5(text, content) if run.model.traits.decoder else _bert(text, content)
 
 
 def _samples(prefix: Path, sample: Sample, run: Experiment, vocabulary: Vocabulary, cache: str) -> Samples:
-    weights = [float(weight) for weight in sample.split.split(",")]
-    split = Split(sample.samples, sample.seed, (weights[0], weights[1], weights[2]), "train", cache)
+    split = Split(sample.samples, sample.seed, tuple(weights_of(sample.split)), "train", cache)
     model, masking = run.model, run.data.masking(str(run.model.family))
     assert masking is not None
     if not model.traits.decoder:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from data_prep.errors import DataPrepError
-from data_prep.files.progress import unchanged
 from data_prep.kinds import ChatsManifest, kind_of, read_described
 from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 from data_prep.tokenizers.vocabulary import TOKENIZER
@@ -135,8 +134,3 @@ def _vocabulary(path: Path) -> dict[str, int]:
             f"{path}: not the tokenizer that its data were made with ({why(error)}); copy it from where they come "
             "from, or prepare them again"
         ) from error
-
-
-def is_true(manifest: Manifest, prefix: Path) -> bool:
-    """Whether the files beside the manifest are those it describes."""
-    return unchanged(manifest.sha256, prefix)

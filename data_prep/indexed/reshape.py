@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.errors import DataPrepError
+from data_prep.errors import DataPrepError, named
 from data_prep.files.progress import hashes
 from data_prep.indexed.check import open_checked
 from data_prep.indexed.manifest import Manifest, read_manifest, same_vocabulary, text_prefix
 from data_prep.tokenizers.vocabulary import TOKENIZER
-from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.index_maps import saved_maps, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, IndexedWriter, data_file, indexed_writer
@@ -129,15 +128,13 @@ def _all_or_nothing(prefixes: Sequence[Path]) -> Iterator[None]:
         DataPrepError: they cannot be written.
     """
     try:
-        try:
+        with named():
             yield
-        except BaseException:
-            for prefix, suffix in product(prefixes, MADE):
-                data_file(prefix, suffix).unlink(missing_ok=True)
+    except BaseException as error:
+        for prefix, suffix in product(prefixes, MADE):
+            data_file(prefix, suffix).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
             raise
-    except DataError as error:
-        raise DataPrepError(str(error)) from error
-    except OSError as error:
         raise DataPrepError(
             f"{error.filename or prefixes[0]}: cannot be written ({error.strerror}); choose an --output that you may "
             "write to and that has room"

@@ -7,21 +7,19 @@ from pathlib import Path
 
 from conf.schema.model import Model
 from conf.visible import plural
-from data_prep.errors import DataPrepError
-from data_prep.files.progress import require_unchanged
+from data_prep.errors import DataPrepError, named
 from data_prep.indexed.check import check, highest_id
-from data_prep.kinds import PairsManifest, read_described, require_training_document
+from data_prep.kinds import PairsManifest, read_described, read_unchanged, require_training_document
 from data_prep.pairs.lines import lines
-from data_prep.pairs.pair import SIDES, SPLITS
+from data_prep.pairs.pair import SIDES
 from data_prep.tokenizers.special import SPECIAL
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import unknown_doubt, warn
-from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import PAIRS
 from megatron_ext.data import pairs
 from megatron_ext.data.indexed_dataset import data_file
 from megatron_ext.data.pairs import PairSamples, side_prefix
-from megatron_ext.data.samples import Split
+from megatron_ext.data.samples import SPLITS, Split
 
 
 def check_pairs(model: Model, prefix: Path) -> list[str]:
@@ -37,10 +35,8 @@ def check_pairs(model: Model, prefix: Path) -> list[str]:
                 f"{given}: {path} is not there; model.family={model.family} learns from pairs of sentences: prepare "
                 "them with 'tdpp data pairs', and give the prefix that it prints"
             )
-    try:
+    with named(given):
         found = pairs.Pairs(prefix, "train", model.sequence_length, model.sized(1).decoder_tokens)
-    except DataError as error:
-        raise DataPrepError(f"{given}: {error}") from error
     needed = 1 + max(highest_id(found.source), highest_id(found.target))
     if needed > model.vocab_size:
         raise DataPrepError(
@@ -70,8 +66,7 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
     Raises:
         DataPrepError: they cannot be used.
     """
-    manifest = read_described(prefix, PairsManifest)
-    require_unchanged(manifest.sha256, prefix)
+    manifest = read_unchanged(prefix, PairsManifest)
     for split, side in product(SPLITS, SIDES):
         part = pairs.side_prefix(prefix, split, side)
         data = check(part, vocab_size or manifest.vocab_size)
@@ -129,12 +124,9 @@ def sample_text(prefix: Path, number: int, samples: int, seed: int, sequence_len
         raise DataPrepError(f"--sample {number}: the run has the samples 0 to {samples - 1} (--samples)")
     manifest = read_described(prefix, PairsManifest)
     tokenizer = JsonTokenizer.from_file(data_file(prefix, ".tokenizer.json"), SPECIAL[3])
-    try:
-        sample = PairSamples(
-            prefix, Split(samples, seed), sequence_length, sequence_length, manifest.vocab_size
-        ).sample(number)
-    except DataError as error:
-        raise DataPrepError(f"--sample {number}: {error}") from error
+    with named(f"--sample {number}"):
+        found = PairSamples(prefix, Split(samples, seed), sequence_length, sequence_length, manifest.vocab_size)
+        sample = found.sample(number)
     tokens = (sample["text_enc"], sample["labels"])
     return _shown(manifest, [tokenizer.decode(side[side >= len(SPECIAL)]) for side in tokens])
 

@@ -13,10 +13,11 @@ from pathlib import Path
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import files_below
 from data_prep.files.compressed import SUFFIXES, Decompressed
-from data_prep.pairs.pair import SPLITS, Languages, Pair
+from data_prep.pairs.pair import Languages, Pair
 from data_prep.tokenizers.special import finished_words
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import words_of
+from megatron_ext.data.samples import SPLITS
 
 LONGEST = 1 << 20
 """Bytes of a line: sentences are shorter."""

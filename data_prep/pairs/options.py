@@ -10,14 +10,7 @@ from conf.reading.values import above_0, option, whole
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
 from data_prep.kinds import PairsManifest
-from data_prep.making import (
-    BYTES_A_WORKER,
-    add_common_options,
-    add_output,
-    add_split,
-    make_unless_there,
-    weights_of,
-)
+from data_prep.making import add_common_options, add_output, add_split, make_unless_there, weights_of, workers_of
 from data_prep.pairs.cleaning import Rules
 from data_prep.pairs.lines import Finished, finished, is_finished
 from data_prep.pairs.pair import Languages, Reader
@@ -26,7 +19,6 @@ from data_prep.pairs.sources import languages_of, readers_of
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
-from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.models.model import PAIRS
 
 VOCABULARY = 8000
@@ -81,7 +73,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares pairs, or says that they are there; prints their prefix."""
-    make_unless_there(arguments, PAIRS, _request(arguments), prepare, summary)
+    make_unless_there(arguments.output, arguments.force, PAIRS, _request(arguments), prepare, summary)
 
 
 def summary(made: PairsManifest) -> str:
@@ -110,7 +102,6 @@ def _request(arguments: argparse.Namespace) -> PairsRequest:
             f"--source {paths[0]} is in tokens already, by its own vocabulary; leave out --train-bpe and --tokenizer"
         )
     corpus = _corpus(paths, pairs)
-    cpus = min(usable_cores(), 1 + corpus.bytes // BYTES_A_WORKER)
     return PairsRequest(
         corpus=corpus,
         languages=languages,
@@ -120,7 +111,7 @@ def _request(arguments: argparse.Namespace) -> PairsRequest:
         seed=arguments.seed,
         tokenizer=_tokenizer(arguments.train_bpe, arguments.tokenizer),
         all_ids=arguments.train_bpe is not None,
-        workers=arguments.workers or cpus,
+        workers=workers_of(arguments, corpus),
     )
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from data_prep.errors import DataPrepError
+from megatron_ext.data.samples import SPLITS
 
-SPLITS = ("train", "valid", "test")
 SIDES = ("source", "target")
 _WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿]|[^\s぀-ヿ㐀-䶿一-鿿豈-﫿]+")
 """What stands between spaces; of Chinese and Japanese, which have none, each character."""

@@ -13,18 +13,19 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, publish
 from data_prep.files.progress import hashes
 from data_prep.kinds import PairsManifest, PairsSplit
-from data_prep.making import Request, making
+from data_prep.making import SplitRequest, making
 from data_prep.pairs import steps
 from data_prep.pairs.cleaning import Rules
 from data_prep.pairs.lines import Finished
-from data_prep.pairs.pair import SIDES, SPLITS, Languages, Reader
+from data_prep.pairs.pair import SIDES, Languages, Reader
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import doubt, shown, warn
 from megatron_ext.contract.files import write_atomic
+from megatron_ext.data.samples import SPLITS
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsRequest(Request):
+class PairsRequest(SplitRequest):
     languages: Languages
     pairs: Sequence[Reader] | Finished
     rules: Rules

@@ -19,11 +19,12 @@ from data_prep.files.progress import shown
 from data_prep.files.workers import batched, in_order
 from data_prep.pairs.cleaning import Cleaner, HeldOut, Rules
 from data_prep.pairs.lines import Finished, lines, side_by_side
-from data_prep.pairs.pair import KEPT, SIDES, SPLITS, Pair, Reader, counted, groups, kept_line, kept_pairs, splits_of
+from data_prep.pairs.pair import KEPT, SIDES, Pair, Reader, counted, groups, kept_line, kept_pairs, splits_of
 from data_prep.tokenizers.special import SPECIAL, train_both
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import IndexedWriter, token_dtype
+from megatron_ext.data.samples import SPLITS
 
 CHUNK = 2048
 """Pairs or sentences that are handled, and noted, together."""

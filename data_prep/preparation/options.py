@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from conf.reading.values import option, prefix_path, whole
 from conf.visible import plural
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.journal import work_folder_of
-from data_prep.indexed.manifest import text_prefix
-from data_prep.preparation.prepare import Request, is_prepared, prepare
+from data_prep.indexed.manifest import Manifest, text_prefix
+from data_prep.making import make_unless_there
+from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.text.encode import Options
 from data_prep.text.formats import Documents
@@ -29,6 +29,7 @@ from data_prep.tokenizers.tokenizer import (
     end_token_of,
 )
 from megatron_ext.contract.cores import usable_cores
+from megatron_ext.contract.models.model import TEXT
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 
 STDLIB = ["stdlib"]
@@ -113,30 +114,26 @@ def add_options(make: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares data, or says that they are there; prints their prefix."""
-    force: bool = arguments.force
     output: Path | None = arguments.output or (Path("data/stdlib") if arguments.source == STDLIB else None)
     if output is None:
         raise DataPrepError("--output is missing: a folder and a name for the data, such as --output data/books")
     request, prefix = _request(arguments), text_prefix(output, arguments.split_sentences)
-    recipe = request.recipe()
-    if not force and is_prepared(prefix, recipe):
-        print(f"{prefix}: exists already, unchanged; --force makes it again", file=sys.stderr)
-    else:
-        unknown = data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists()
-        if unknown and not force and not work_folder_of(prefix).is_dir():
-            raise DataPrepError(
-                f"--output {output}: {data_file(prefix, '.bin')} is there, and no manifest beside it says that it came "
-                "from here; choose another --output, or replace it with --force"
-            )
-        made = prepare(request, prefix, recipe)
+    unknown = data_file(prefix, ".bin").exists() and not data_file(prefix, ".json").exists()
+    if unknown and not arguments.force and not work_folder_of(prefix).is_dir():
+        raise DataPrepError(
+            f"--output {output}: {data_file(prefix, '.bin')} is there, and no manifest beside it says that it came "
+            "from here; choose another --output, or replace it with --force"
+        )
+
+    def summary(made: Manifest) -> str:
         left_out = "".join(f", {count} {reason} left out" for reason, count in made.left_out.items())
         sentences = f" of {len(IndexedDataset(prefix))} sentences" if arguments.split_sentences else ""
-        print(
+        return (
             f"{plural(made.documents, 'document')}{sentences}{left_out}, {made.tokens} tokens of {made.source}; "
-            f"model.vocab_size={made.vocab_size}",
-            file=sys.stderr,
+            f"model.vocab_size={made.vocab_size}"
         )
-    print(prefix)
+
+    make_unless_there(prefix, arguments.force, TEXT, request, prepare, summary)
 
 
 def _request(arguments: argparse.Namespace) -> Request:

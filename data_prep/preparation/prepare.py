@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import partial as bound
@@ -15,14 +15,15 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep import making
 from data_prep.errors import BadDocument, DataPrepError
 from data_prep.files.compressed import Decompressed
 from data_prep.files.journal import Journal, publish, work_folder
 from data_prep.files.progress import hashes, shown
 from data_prep.files.workers import in_order
-from data_prep.indexed.manifest import Manifest, is_true, read_manifest
+from data_prep.indexed.manifest import Manifest
 from data_prep.text.corpus import Corpus
-from data_prep.text.encode import Chunk, Options, Seen, encode, texts, without
+from data_prep.text.encode import Chunk, Encoded, Options, Seen, encode, texts, without
 from data_prep.text.formats import LARGEST, Format, Raw, format_of, raw_documents
 from data_prep.text.parquet import rows
 from data_prep.tokenizers.special import AT_FIRST, AT_LAST, SEPARATOR, vocabulary_of, with_special
@@ -36,20 +37,21 @@ from megatron_ext.data.masked.vocabulary import VOCABULARY
 
 TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocabulary.json"
 """In the work folder: the tokeniser, if it has a file; what will be `.vocabulary.json`, for data of sentences."""
-TOKENS, INDEX, DIGESTS, BOUNDARIES = "tokens", "index", "digests", "boundaries"
+TOKENS, INDEX, DIGESTS, BOUNDARIES, MASK = "tokens", "index", "digests", "boundaries", "answers"
 """In the work folder: what will be `.bin` and `.idx`, whose header comes last; digests of the texts so far, where
-duplicates are left out; boundaries of the documents so far, where they have several sequences."""
+duplicates are left out; boundaries of the documents so far, where they have several sequences; of conversations the
+mask of the answers."""
 STEP = "tokenize"
-DOCUMENTS_MADE, SEQUENCES, FILE, NUMBER = "documents", "sequences", "file", "number"
-COUNTED = (DOCUMENTS_MADE, SEQUENCES, TOKENS, FILE, NUMBER)
-"""What the journal counts besides texts that were left out; the last two are the place of the next raw document."""
+DOCUMENTS_MADE, SEQUENCES, LONGEST, FILE, NUMBER = "documents", "sequences", "longest", "file", "number"
+COUNTED = (DOCUMENTS_MADE, SEQUENCES, TOKENS, MASK, LONGEST, FILE, NUMBER)
+"""What the journal counts besides documents that were left out: `MASK` tokens of answers, `LONGEST` tokens of a
+sequence; the last two are the place of the next raw document."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be prepared, and how."""
+class Request(making.Request):
+    """Text that is to be prepared, and how."""
 
-    corpus: Corpus
     tokenizer: Tokenizer | int
     """A number: a vocabulary of so many ids is learned from the corpus."""
     wordpiece: bool = False
@@ -57,14 +59,8 @@ class Request:
     sentinels: int = 0
     """That a tokenizer of data of sentences has; T5 needs some."""
     options: Options = field(default_factory=Options)
-    workers: int = 1
 
     def recipe(self) -> dict[str, Any]:
-        """All that the data follow from. Reads the whole corpus, with progress on stderr.
-
-        Raises:
-            DataPrepError: a file cannot be read.
-        """
         given = self.tokenizer
         kind = "train_wordpiece" if self.wordpiece else "train_bpe"
         tokenizer = {kind: given} if isinstance(given, int) else {"tokenizer": given.identity}
@@ -72,15 +68,6 @@ class Request:
         if options.pop("split_sentences"):  # other data have the recipe that they had before there were sentences
             options |= {"split_sentences": True, "vocab_extra_ids": self.sentinels}
         return {"corpus_sha256": self.corpus.digest(), **options, **tokenizer}
-
-
-def is_prepared(prefix: Path, recipe: dict[str, Any]) -> bool:
-    """Whether the files are there, unchanged, and of this recipe."""
-    try:
-        manifest = read_manifest(prefix)
-    except DataPrepError:  # Nobody can tell what the data are: that is for `prepare` to mend.
-        return False
-    return manifest is not None and manifest.recipe == recipe and is_true(manifest, prefix)
 
 
 def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None) -> Manifest:
@@ -101,7 +88,15 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None
         with work_folder(prefix, recipe) as folder:
             journal = Journal(folder)
             tokenizer = _tokenizer(request, folder)
-            counts = _write(request, tokenizer, journal)
+            counts = write_documents(
+                request,
+                bound(encode, tokenizer=tokenizer, options=request.options),
+                request.options,
+                token_dtype(tokenizer.vocab_size),
+                journal,
+                noun="documents",
+                none="no text in its files",
+            )
             _require_known(request, tokenizer, journal)
             made = {".bin": folder / TOKENS, TOKENIZER: folder / TOKENIZER_FILE, VOCABULARY: folder / VOCABULARY_FILE}
             made = {suffix: path for suffix, path in (made | {".idx": folder / INDEX}).items() if path.exists()}
@@ -114,7 +109,7 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None
                 end_token=tokenizer.end_token if isinstance(tokenizer, JsonTokenizer) else None,
                 documents=counts[DOCUMENTS_MADE],
                 tokens=counts[TOKENS],
-                left_out={reason: count for reason, count in counts.items() if reason not in COUNTED},
+                left_out=left_out(counts),
                 sha256=hashes(made),
             )
             # Index maps of older data would keep a run from beginning.
@@ -161,24 +156,42 @@ def _texts(chunk: Chunk, options: Options) -> list[str]:
     return list(texts(chunk, options, Counter()))
 
 
-def _write(request: Request, tokenizer: Tokenizer, journal: Journal) -> Counter[str]:
-    """Writes tokens and index to their end; returns COUNTED, and how many texts were left out by reason.
+def write_documents(
+    request: making.Request,
+    work: Callable[[Chunk], Encoded],
+    options: Options,
+    dtype: np.dtype[Any],
+    journal: Journal,
+    *,
+    noun: str,
+    none: str,
+) -> Counter[str]:
+    """Writes tokens, index, and the mask of answers to their end.
+
+    Args:
+        request: whose corpus is read, by so many workers.
+        work: makes tokens of `dtype` of raw documents; can be pickled.
+        options: what a document is, and whether its sentences are sequences.
+        noun: what documents are called.
+        none: says that there is none.
+
+    Returns:
+        COUNTED, and how many documents were left out by reason.
 
     Raises:
-        DataPrepError: there is no text.
+        DataPrepError: there is none.
     """
     if (found := journal.finished(STEP)) is not None:
         return found
-    corpus, options, dtype = request.corpus, request.options, token_dtype(tokenizer.vocab_size)
+    corpus = request.corpus
     bar = shown(f"tokenizing {corpus.description}", corpus.bytes)
-    with bar as show, journal.step(STEP, (TOKENS, INDEX, DIGESTS, BOUNDARIES)) as step:
+    with bar as show, journal.step(STEP, (TOKENS, INDEX, DIGESTS, BOUNDARIES, MASK)) as step:
         counts, files = step.counts, step.files
         writer = IndexedWriter(files[TOKENS], files[INDEX], dtype, counts[SEQUENCES], counts[TOKENS])
         if counts[DOCUMENTS_MADE]:
-            show.say(f"continuing after {counts[DOCUMENTS_MADE]:,} documents")
+            show.say(f"continuing after {counts[DOCUMENTS_MADE]:,} {noun}")
         seen = Seen(files[DIGESTS])
         read = show.reading(chunks(corpus, options, counts[FILE], counts[NUMBER]))
-        work = bound(encode, tokenizer=tokenizer, options=options)
         try:
             with closing(in_order(work, read, request.workers)) as results:
                 for encoded in results:
@@ -186,20 +199,28 @@ def _write(request: Request, tokenizer: Tokenizer, journal: Journal) -> Counter[
                     if options.split_sentences:
                         files[BOUNDARIES].write((writer.documents + np.cumsum(left.sequences)).astype(OFFSET).data)
                     writer.extend(left.lengths, left.tokens)
+                    files[MASK].write(left.answers.data)
                     counts.update(left.left_out)
                     counts[DOCUMENTS_MADE] += len(left.sequences)
                     counts[SEQUENCES], counts[TOKENS] = writer.documents, writer.tokens
+                    counts[MASK] += int(left.answers.sum(dtype=int))
+                    counts[LONGEST] = max(counts[LONGEST], int(left.lengths.max(initial=0)))
                     counts[FILE], counts[NUMBER] = left.file, left.number + 1
                     step.done(len(left.sequences))
                     show.tokens(writer.tokens)
         except KeyboardInterrupt:
-            show.say(f"interrupted after {counts[DOCUMENTS_MADE]:,} documents; the same command continues from there")
+            show.say(f"interrupted after {counts[DOCUMENTS_MADE]:,} {noun}; the same command continues from there")
             raise
         if not writer.documents:
-            why = ", ".join(f"{count} {reason}" for reason, count in counts.items() if reason not in COUNTED)
-            raise DataPrepError(f"{corpus.description}: no text in its files{why and f' ({why})'}")
+            why = ", ".join(f"{count} {reason}" for reason, count in left_out(counts).items())
+            raise DataPrepError(f"{corpus.description}: {none}{why and f' ({why})'}")
         writer.finish(_boundaries(files[BOUNDARIES]) if options.split_sentences else None)
     return counts
+
+
+def left_out(counts: Mapping[str, int]) -> dict[str, int]:
+    """How many documents were left out, by reason, of what `write_documents` returns."""
+    return {reason: count for reason, count in counts.items() if reason not in COUNTED}
 
 
 def _require_known(request: Request, tokenizer: Tokenizer, journal: Journal) -> None:

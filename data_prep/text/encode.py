@@ -51,10 +51,12 @@ class Encoded(NamedTuple):
     """How many each document has: one, or its sentences."""
     tokens: NDArray[Any]
     """Tokens of all documents, laid end to end."""
+    answers: NDArray[np.uint8]
+    """[tokens] of conversations: 1 where a token is to be learned. Empty of text, which is learned as a whole."""
     digests: list[bytes]
     """Digests of the texts, where duplicates are to be left out; else none."""
     left_out: Counter[str]
-    """How many texts were `empty`, `short`, `long` or `duplicate`."""
+    """How many documents were left out, by reason: `empty`, `short`, `long`, `unanswered`, `special`, `duplicate`."""
     file: int
     """The file of the chunk's last raw document."""
     number: int
@@ -100,7 +102,7 @@ def encode(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encoded:
     lengths, tokens = _laid_end_to_end(ids, tokenizer, with_ends=not options.split_sentences)
     digests = [digest(text) for text in kept] if options.unique else []
     last = chunk.raw[-1]
-    return Encoded(lengths, sequences, tokens, digests, +left_out, last.file, last.number)
+    return Encoded(lengths, sequences, tokens, np.zeros(0, np.uint8), digests, +left_out, last.file, last.number)
 
 
 Ids = Sequence[int] | NDArray[np.integer]
@@ -135,10 +137,12 @@ def without(encoded: Encoded, duplicates: Sequence[int]) -> Encoded:
     kept = np.ones(len(encoded.sequences), bool)
     kept[duplicates] = False
     sequences = np.repeat(kept, encoded.sequences)
+    tokens = np.repeat(sequences, encoded.lengths)
     return encoded._replace(
         lengths=encoded.lengths[sequences],
         sequences=encoded.sequences[kept],
-        tokens=encoded.tokens[np.repeat(sequences, encoded.lengths)],
+        tokens=encoded.tokens[tokens],
+        answers=encoded.answers[tokens] if len(encoded.answers) else encoded.answers,
         left_out=encoded.left_out + Counter(duplicate=len(duplicates)),
     )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.errors import DataPrepError, missing_package
+from data_prep.errors import DataPrepError, missing_package, named
 from data_prep.tokenizers.pieces import PIECE, may_be_cut, pieces
 from data_prep.tokenizers.vocabulary import words_of
 from megatron_ext.contract.files import read_regular
@@ -130,11 +130,9 @@ class JsonTokenizer:
 
     @classmethod
     def _named(cls, path: Path, content: str, end_token: str) -> JsonTokenizer:
-        try:
+        with named(str(path)):
             made = cls(content, end_token)
             made._require_ids()
-        except DataPrepError as error:
-            raise DataPrepError(f"{path}: {error}") from error
         return made
 
     def _require_ids(self) -> None:

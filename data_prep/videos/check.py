@@ -7,16 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema.model import Model
-from data_prep.errors import DataPrepError
-from data_prep.files.progress import require_unchanged
+from data_prep.errors import DataPrepError, named
 from data_prep.indexed.check import highest_id
-from data_prep.kinds import VideosManifest, read_described, require_training_document
+from data_prep.kinds import VideosManifest, read_described, read_unchanged, require_training_document
 from data_prep.tokenizers.vocabulary import unknown_doubt, warn
-from data_prep.videos.sources import SPLITS
-from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import VIDEOS
 from megatron_ext.data.indexed_dataset import data_file
-from megatron_ext.data.vision.videos import Videos, fitting, open_videos
+from megatron_ext.data.samples import SPLITS
+from megatron_ext.data.vision.videos import fitting, open_videos
 
 
 def check_videos(model: Model, prefix: Path) -> list[str]:
@@ -26,11 +24,9 @@ def check_videos(model: Model, prefix: Path) -> list[str]:
         DataPrepError: they are missing, damaged, of other features or a larger vocabulary, or all captions too long.
     """
     given = f"data.prefix={prefix}"
-    try:
+    with named(given):
         found = open_videos(prefix, "train")
         kept = fitting(found, model.sized(1), prefix)
-    except DataError as error:
-        raise DataPrepError(f"{given}: {error}") from error
     needed = 1 + highest_id(found.captions)
     if needed > model.vocab_size:
         raise DataPrepError(
@@ -54,10 +50,10 @@ def check_in_full(prefix: Path) -> VideosManifest:
     Raises:
         DataPrepError: they cannot be used.
     """
-    manifest = read_described(prefix, VideosManifest)
-    require_unchanged(manifest.sha256, prefix)
+    manifest = read_unchanged(prefix, VideosManifest)
     for split in SPLITS:
-        found = _open(prefix, split)
+        with named():
+            found = open_videos(prefix, split)
         count = (len(found.starts) - 1, len(found.videos))
         known = manifest.splits[split]
         if count != (known.videos, known.captions):
@@ -94,16 +90,10 @@ def video_text(prefix: Path, number: int) -> str:
     Raises:
         DataPrepError: there is none.
     """
-    found = _open(prefix, "train")
+    with named():
+        found = open_videos(prefix, "train")
     count = len(found.starts) - 1
     require_training_document(prefix, VIDEOS, number, count)
     lines = data_file(Path(f"{prefix}-train.captions"), ".txt").read_text(encoding="utf-8").splitlines()
     frames = found.starts[number + 1] - found.starts[number]
     return "\n".join([f"frames: {frames}", *(lines[one] for one in np.flatnonzero(found.videos == number))])
-
-
-def _open(prefix: Path, split: str) -> Videos:
-    try:
-        return open_videos(prefix, split)
-    except DataError as error:
-        raise DataPrepError(str(error)) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -18,24 +17,33 @@ from conf.reading.values import option, whole
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import publish
 from data_prep.files.progress import hashes, shown
-from data_prep.images.image import held_out
+from data_prep.images import image
 from data_prep.kinds import VideosManifest, VideosSplit
-from data_prep.making import Request, add_common_options, add_output, add_split, make_unless_there, making, weights_of
+from data_prep.making import (
+    SplitRequest,
+    add_common_options,
+    add_output,
+    add_split,
+    make_unless_there,
+    making,
+    weights_of,
+)
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SPECIAL, finished_words
 from data_prep.tokenizers.vocabulary import doubt, warn
-from data_prep.videos.sources import CAPTIONS, SPLITS, OwnFolder, Reader, Shapes, Video
+from data_prep.videos.sources import CAPTIONS, OwnFolder, Reader, Shapes, Video
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.models.model import VIDEOS
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import UNKNOWN
+from megatron_ext.data.samples import SPLITS
 
 WORD = re.compile(r"\w+(?:['’]\w+)*")
 NUMBER, TOKEN = np.dtype("<f4"), np.dtype("<u4")
 
 
 @dataclass(frozen=True, kw_only=True)
-class VideosRequest(Request):
+class VideosRequest(SplitRequest):
     source: str
     """What else they follow from."""
     reader: Reader
@@ -90,20 +98,9 @@ def prepare(request: VideosRequest, prefix: Path, recipe: dict[str, Any]) -> Vid
 
 
 def splits_of(videos: Sequence[Video], weights: Sequence[float], seed: int) -> dict[str, list[Video]]:
-    """The videos of each split; whole videos are held out, by seed and names alone. Splits that the source has are as
-    they are, and are given no others."""
-    there = {video.split for video in videos if video.split and video.split != "train"}
-    shares = {split: weight for split, weight in zip(SPLITS, weights, strict=True) if weight and split not in there}
-    found: dict[str, list[Video]] = {split: [one for one in videos if one.split == split] for split in SPLITS}
-    free = [video for video in videos if video.split in ("", "train")]
-    order = sorted(free, key=lambda one: hashlib.sha256(f"{seed}\0{one.name}".encode(errors="surrogatepass")).digest())
-    taken: dict[str, str] = {}
-    for split, count in held_out(len(free), shares).items() if "train" in shares else ():
-        taken.update({video.name: split for video in order[len(taken) : len(taken) + count]})
-    found["train"] = [video for video in free if video.name not in taken]
-    for split in set(taken.values()):
-        found[split] = [video for video in free if taken.get(video.name) == split]
-    return found
+    """The videos of each split; whole videos are held out, as images of one class are."""
+    found = image.splits_of([image.Item(one.name, one.name, "", one.split) for one in videos], weights, seed)
+    return {split: [video for video, own in zip(videos, found, strict=True) if own == split] for split in SPLITS}
 
 
 def words_of(videos: Sequence[Video], most: int) -> list[str]:
@@ -172,7 +169,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Prepares videos, or says that they are there; prints their prefix."""
-    make_unless_there(arguments, VIDEOS, _request(arguments), prepare, summary)
+    make_unless_there(arguments.output, arguments.force, VIDEOS, _request(arguments), prepare, summary)
 
 
 def summary(made: VideosManifest) -> str:

@@ -12,8 +12,6 @@ from data_prep.errors import DataPrepError
 from data_prep.images.image import NAMED
 from megatron_ext.contract.files import read_regular_text, why
 
-SPLITS = ("train", "valid", "test")
-
 
 class Video(NamedTuple):
     name: str

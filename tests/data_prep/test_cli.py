@@ -111,7 +111,7 @@ def test_inspect_prints_a_sample_as_a_run_is_given_it(prefix: Path, capsys: pyte
     [
         (["--sample", "9", "--samples", "9"], r"--sample 9: the run has the samples 0 to 8 \(--samples\)"),
         (["--sample", "1000000000"], "a run of 1000000001 samples is too large to be laid out here"),
-        (["--sample", "0", "--split", "0,1,1"], r"--sample 0: data\.split='0,1,1' must be three weights"),
+        (["--sample", "0", "--split", "0,1,1"], r"--sample 0: --split '0,1,1' must be three weights"),
         (["--sample", "0", "--sequence-length", "9000"], r"--sample 0: .*the train split has .* one sample takes 9001"),
     ],
     ids=["beyond the run", "too many", "no split", "longer than the data"],

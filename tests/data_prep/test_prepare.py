@@ -10,9 +10,11 @@ import pytest
 
 from data_prep.errors import DataPrepError
 from data_prep.indexed.manifest import read_manifest
-from data_prep.preparation.prepare import Request, is_prepared, prepare
+from data_prep.making import is_prepared
+from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.tokenizer import ByteTokenizer
+from megatron_ext.contract.models.model import TEXT
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from tests.data_prep.conftest import TEXTS
 from tests.support.full_disk import largest_file
@@ -68,15 +70,15 @@ def test_the_same_source_gives_the_same_bytes(corpus: Corpus, tmp_path: Path) ->
 
 def test_data_count_as_prepared_only_while_nothing_differs(corpus: Corpus, tmp_path: Path) -> None:
     prefix = tmp_path / "out" / "text"
-    assert not is_prepared(prefix, asked(corpus).recipe())
+    assert not is_prepared(prefix, TEXT, asked(corpus).recipe())
     prepare(asked(corpus), prefix)
-    assert is_prepared(prefix, asked(corpus).recipe())
-    assert not is_prepared(prefix, asked(corpus).recipe() | {"key": "other"})
+    assert is_prepared(prefix, TEXT, asked(corpus).recipe())
+    assert not is_prepared(prefix, TEXT, asked(corpus).recipe() | {"key": "other"})
     whole = data_file(prefix, ".bin").read_bytes()
     data_file(prefix, ".bin").write_bytes(whole[:-2] + b"zz")
-    assert not is_prepared(prefix, asked(corpus).recipe())
+    assert not is_prepared(prefix, TEXT, asked(corpus).recipe())
     data_file(prefix, ".bin").unlink()
-    assert not is_prepared(prefix, asked(corpus).recipe())
+    assert not is_prepared(prefix, TEXT, asked(corpus).recipe())
 
 
 def test_a_text_that_cannot_be_read_leaves_the_old_data(corpus: Corpus, library: Path, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from data_prep.errors import DataPrepError
 from data_prep.files import journal
 from data_prep.files.journal import OpenStep
 from data_prep.images import prepare as module
-from data_prep.images.image import SPLITS
 from launch.commands.data import main
+from megatron_ext.data.samples import SPLITS
 
 
 def prepare(output: Path, *words: object) -> dict[str, object]:

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from data_prep.errors import DataPrepError
 from data_prep.pairs.cleaning import THRESHOLD, HeldOut, Sentences, jaccard, runs
-from data_prep.pairs.pair import SIDES, SPLITS, Pair
+from data_prep.pairs.pair import SIDES, Pair
 from launch.commands.data import main
 from megatron_ext.data.indexed_dataset import IndexedDataset
+from megatron_ext.data.samples import SPLITS
 
 NOUNS = ["Hund", "Baum", "Weg", "Tisch", "Berg", "Stern", "Fluss", "Wald", "Ring", "Brief"]
 ENGLISH = ["dog", "tree", "way", "table", "hill", "star", "river", "wood", "ring", "letter"]

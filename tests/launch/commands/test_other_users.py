@@ -80,7 +80,9 @@ def test_root_is_told_how_the_owner_of_a_run_that_has_saved_resumes_it(
 def test_a_run_that_root_has_stopped_is_its_owners_to_resume(theirs: RunDir) -> None:
     stop.stop(theirs)
     done = other_user("launch", f"resume={theirs.path}", cwd=theirs.runs)
-    assert (done.returncode, done.stdout.split(",")[0]) == (0, f"{theirs.name}: starting"), done.stderr
+    assert done.returncode == 0, done.stderr
+    # A loaded machine looks so late that the ranks already train.
+    assert done.stdout.split(",")[0] in {f"{theirs.name}: starting", f"{theirs.name}: running"}
     assert not theirs.stop_request.exists()
     stop.stop(theirs)
 
