@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from conf.errors import RunFolderError
 from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import add_runs_dir
@@ -38,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     from megatron_ext.contract.rules.engine import LATENT
     from megatron_ext.inference.held_out import checkpoint_of
 
-    if is_torch_dist(Path(arguments.run)):
+    if is_torch_dist(Path(arguments.run)) and not _names_run(arguments):
         return _convert_megatrons(arguments, Path(arguments.run), None)
     run = RunDir.find(arguments.runs_dir, arguments.run)
     plan, out, source = run.read_plan(), arguments.folder, None
@@ -72,6 +74,17 @@ def main(argv: Sequence[str]) -> int:
     if source is not None:
         print(f"with the tokenizer's and generation's files of {source}")
     return 0
+
+
+def _names_run(arguments: argparse.Namespace) -> bool:
+    """Whether a word without a slash is a run's name, which then means the run, not a folder of this name."""
+    if os.sep in arguments.run:
+        return False
+    try:
+        RunDir.find(arguments.runs_dir, arguments.run)
+    except RunFolderError:
+        return False
+    return True
 
 
 def _convert_megatrons(arguments: argparse.Namespace, folder: Path, model: ModelConfig | None) -> int:
@@ -110,7 +123,8 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "run",
         metavar="RUN",
-        help="a run folder, a name, a job id, or 'latest'; or a folder that Megatron-LM saved as torch_dist",
+        help="a run folder, a name, a job id, or 'latest'; or a folder that Megatron-LM saved as torch_dist (./FOLDER "
+        "where a run has its name)",
     )
     convert.add_argument("folder", metavar="FOLDER", type=Path, help="the new folder")
     convert.add_argument(

@@ -18,7 +18,7 @@ Large-Scale Machine Learning Research Clusters", 2024, arXiv:2410.21680)."""
 TRUSTED = 0.25
 """The usual rate counts as much as so many failures that were seen: few records soon say more than it."""
 NEWEST = 25
-"""A launch reads the records of so many runs, which takes less than 1 % of its CPU time."""
+"""So many runs, the newest of those whose records are kept, say how often nodes fail; a launch waits for no more."""
 
 
 def mean_time_between_failures(gpus: Sequence[str], runs: Path) -> float:

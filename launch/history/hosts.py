@@ -10,7 +10,6 @@ from enum import StrEnum
 from statistics import median, median_low
 
 from conf.visible import plural
-from launch.history.links import Links
 from launch.history.record import HostRecord, RunRecord
 
 RECENT = 20
@@ -109,12 +108,14 @@ def hosts_of(records: Sequence[RunRecord]) -> list[Host]:
     for runs in found.values():
         alike[runs[-1].node.gpu] += runs
     names = {machine: runs[-1].node.host for machine, runs in found.items()}
-    slow = {machine: told for machine, runs in found.items() if (told := _slow_network(machine, runs, links))}
+    beside = {machine: [(run, [*links.beside(machine, run)]) for run in runs] for machine, runs in found.items()}
+    slow = {machine: told for machine, known in beside.items() if (told := _slow_network(known))}
+    well = {machine: name for machine, name in names.items() if machine not in slow}
     return sorted(
         (
             replace(
                 _host(runs, alike[runs[-1].node.gpu], slow.get(machine)),
-                links=dict(_slow_links(machine, runs, links, {m: n for m, n in names.items() if m not in slow})),
+                links=dict(_slow_links(well[machine], beside[machine], well)) if machine in well else {},
             )
             for machine, runs in found.items()
         ),
@@ -246,15 +247,16 @@ def _slow_since(known: Sequence[tuple[Run, float]], slower: float, again: float)
     return usual, f"the median of {len(recent)} runs; since {first.run.run}{driver}"
 
 
-def _slow_network(machine: str, runs: Sequence[Run], links: Links) -> str | None:
+Beside = Sequence[tuple[Run, Sequence[tuple[str, float]]]]
+"""A machine's runs, and in each how long its messages took beside others, by peer (`Links.beside`)."""
+
+
+def _slow_network(beside: Beside) -> str | None:
     """Why a machine's messages are slow whatever host they come from or go to, in words."""
-    beside = _by_peer(machine, runs[-RECENT:], links)
-    usual = [median(ratio for _, ratio in known) for known in beside.values()]
+    usual = [median(ratio for _, ratio in known) for known in _by_peer(beside[-RECENT:]).values()]
     if len(usual) < 2 or median_low(usual) < SLOWER_LINK:  # one peer alone may be the slow one, or the link to it
         return None
-    known = [
-        (run, median_low(ratios)) for run in runs if (ratios := [ratio for _, ratio in links.beside(machine, run.run)])
-    ]
+    known = [(run, median_low(ratio for _, ratio in ratios)) for run, ratios in beside if ratios]
     if (told := _slow_since(known, SLOWER_LINK, AGAIN_LINK)) is None:
         return None
     return (
@@ -263,20 +265,20 @@ def _slow_network(machine: str, runs: Sequence[Run], links: Links) -> str | None
     )
 
 
-def _slow_links(machine: str, runs: Sequence[Run], links: Links, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _slow_links(own: str, beside: Beside, names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yields a machine's slow links to those of `names`, which has the machines that are not slow to all others."""
-    recent = _by_peer(machine, runs[-LINK_RUNS:], links) if machine in names else {}
-    for peer in sorted(recent):
-        if peer in names and names[machine] < names[peer] and _slow_since(recent[peer], SLOWER_LINK, AGAIN_LINK):
-            told = _slow_since(_by_peer(machine, runs, links)[peer], SLOWER_LINK, AGAIN_LINK)
-            if told is not None:
-                yield names[peer], f"messages take {told[0]:.1f} times as long as between other hosts, {told[1]}"
+    every = _by_peer(beside)
+    for peer, recent in sorted(_by_peer(beside[-LINK_RUNS:]).items()):
+        if peer not in names or own >= names[peer] or _slow_since(recent, SLOWER_LINK, AGAIN_LINK) is None:
+            continue
+        if (told := _slow_since(every[peer], SLOWER_LINK, AGAIN_LINK)) is not None:
+            yield names[peer], f"messages take {told[0]:.1f} times as long as between other hosts, {told[1]}"
 
 
-def _by_peer(machine: str, runs: Sequence[Run], links: Links) -> dict[str, list[tuple[Run, float]]]:
+def _by_peer(beside: Beside) -> dict[str, list[tuple[Run, float]]]:
     found = defaultdict[str, list[tuple[Run, float]]](list)
-    for run in runs:
-        for peer, ratio in links.beside(machine, run.run):
+    for run, ratios in beside:
+        for peer, ratio in ratios:
             found[peer].append((run, ratio))
     return found
 
@@ -289,3 +291,43 @@ def _throttled(recent: Sequence[Run]) -> tuple[Health, str] | None:
     if not readings or not reasons or (share := reasons.most_common(1)[0][1] / readings) < HOT:
         return None
     return Health.throttled, f"its GPUs were slowed down by {reasons.most_common(1)[0][0]} in {share:.0%} of readings"
+
+
+Pair = tuple[str, str]
+"""Machines at the ends of a link, sorted."""
+
+
+class Links:
+    """How long messages take between hosts, beside the same messages between others."""
+
+    def __init__(self, records: Sequence[RunRecord], machines: Mapping[str, str]) -> None:
+        self._machines = machines
+        times = defaultdict[str, defaultdict[Pair, list[float]]](lambda: defaultdict(list))
+        for record in records:
+            for host in record.hosts:
+                for name, took in host.links.items():
+                    key, _, peer = name.partition(" ")
+                    times[key][self._pair(host.host, peer)].append(took)
+        self._others = {key: _others({pair: median(of) for pair, of in by.items()}) for key, by in times.items()}
+
+    def beside(self, machine: str, run: Run) -> Iterator[tuple[str, float]]:
+        """Yields each machine that one exchanged messages with in a run, and how many times as long as between others
+        they took."""
+        for host in run.run.hosts:
+            for name, took in host.links.items():
+                key, _, peer = name.partition(" ")
+                pair = self._pair(host.host, peer)
+                others = self._others[key][pair]
+                if machine in pair and pair[0] != pair[1] and others:
+                    yield pair[0] if pair[1] == machine else pair[1], took / others
+
+    def _pair(self, one: str, other: str) -> Pair:
+        one, other = self._machines.get(one, one), self._machines.get(other, other)
+        return (one, other) if one < other else (other, one)
+
+
+def _others(usual: Mapping[Pair, float]) -> dict[Pair, float | None]:
+    """For each pair the lower median of all others: of three hosts with one slow network, two links are slow."""
+    ranked = sorted(usual, key=usual.__getitem__)
+    at = (len(ranked) - 2) // 2
+    return {pair: None if at < 0 else usual[ranked[at if at < place else at + 1]] for place, pair in enumerate(ranked)}

@@ -32,8 +32,9 @@ HOT = 0.2
 """The part of the readings of a GPU in so many seconds from which it counts as slowed down."""
 SPIKE = 10.0
 """A loss that is so many usual deviations above those before it has jumped."""
-FARTHER, LONGER = 2.0, 500
-"""So many times as far above as the highest of so many lines before: losses of some data now and then lie far above."""
+FARTHER, LONGER, RARE = 3.0, 500, 2
+"""So many times as far above as so many lines before, but for the highest of them: losses of some data now and then lie
+far above, and one that jumped must not hide those that jump after it."""
 SPIKE_PART = 0.05
 """The least part of the loss that a jump has."""
 BEFORE = 50
@@ -131,7 +132,8 @@ def _spike(last: Sequence[Iteration]) -> Alarm | None:
         before = [one for _, one in known[at - BEFORE : at]]
         usual = median(before)
         deviation = 1.4826 * median(abs(one - usual) for one in before)
-        least = max(SPIKE * deviation, SPIKE_PART * abs(usual), FARTHER * max(above[-LONGER:], default=0.0))
+        highest = sorted(above[-LONGER:])[:-RARE][-1:]
+        least = max(SPIKE * deviation, SPIKE_PART * abs(usual), *(FARTHER * one for one in highest))
         above.append(loss - usual)
         if len(above) > BEFORE and above[-1] > least:
             text = f"the loss jumped to {loss:.4g} at iteration {iteration}, from {usual:.4g} in the lines before"
