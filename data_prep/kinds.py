@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.errors import RunFolderError
+from conf.errors import ConfigError, RunFolderError
 from conf.run_folder.json_values import Count, typed
+from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
 from data_prep.files.progress import unchanged
 from megatron_ext.contract.files import read_regular, why
@@ -104,6 +105,15 @@ def require_training_document(prefix: Path, kind: str, number: int, count: int) 
     """Raises DataPrepError where the data have no training pair, image or video of this number."""
     if not 0 <= number < count:
         raise DataPrepError(f"--document {number}: {prefix} has the training {kind} 0 to {count - 1}")
+
+
+def weights_of(split: str) -> list[float]:
+    """Parses the weights of training, validation and test; raises DataPrepError for a text that is none."""
+    try:
+        check_split(split)
+    except ConfigError as error:
+        raise DataPrepError(str(error).replace("data.split=", "--split ", 1)) from error
+    return [float(weight) for weight in split.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.errors import ConfigError
 from conf.reading.values import option, prefix_path, whole
-from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, work_folder
 from data_prep.files.progress import unchanged
@@ -86,15 +84,6 @@ def workers_of(arguments: argparse.Namespace, corpus: Corpus) -> int:
 
 R = TypeVar("R", bound=Request)
 M = TypeVar("M")
-
-
-def weights_of(split: str) -> list[float]:
-    """Parses the weights of training, validation and test; raises DataPrepError for a text that is none."""
-    try:
-        check_split(split)
-    except ConfigError as error:
-        raise DataPrepError(str(error).replace("data.split=", "--split ", 1)) from error
-    return [float(weight) for weight in split.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,14 @@ from data_prep.indexed.check import (
     require_files,
 )
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
-from data_prep.kinds import ChatsManifest, kind_of, read_described, read_unchanged, require_training_document
-from data_prep.making import weights_of
+from data_prep.kinds import (
+    ChatsManifest,
+    kind_of,
+    read_described,
+    read_unchanged,
+    require_training_document,
+    weights_of,
+)
 from megatron_ext.contract.models.model import CHATS
 from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.documents import Documents, DocumentSamples

@@ -14,8 +14,8 @@ from data_prep.files.archives import TARS
 from data_prep.images.image import Reader, Shape, Wanted
 from data_prep.images.prepare import ImagesRequest, prepare
 from data_prep.images.sources import PACKAGED, Arrays, ImageFiles, packaged
-from data_prep.kinds import ImagesManifest
-from data_prep.making import add_common_options, add_output, add_split, make_unless_there, weights_of, workers_of
+from data_prep.kinds import ImagesManifest, weights_of
+from data_prep.making import add_common_options, add_output, add_split, make_unless_there, workers_of
 from data_prep.text.corpus import Corpus
 from megatron_ext.contract.models.model import IMAGES
 

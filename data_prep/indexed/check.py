@@ -10,8 +10,7 @@ import numpy as np
 from conf.schema.experiment import EngineKind, Experiment
 from data_prep.errors import DataPrepError, named
 from data_prep.indexed.manifest import Manifest, has_manifest, read_manifest, same_vocabulary
-from data_prep.kinds import require_unchanged
-from data_prep.making import weights_of
+from data_prep.kinds import require_unchanged, weights_of
 from data_prep.tokenizers.vocabulary import TOKENIZER, unknown_doubt
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.gpt_samples import samples_in_epoch

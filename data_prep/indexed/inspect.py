@@ -15,7 +15,7 @@ from conf.reading.files import Scratch
 from conf.schema.experiment import Experiment
 from data_prep.errors import DataPrepError, named
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
-from data_prep.making import weights_of
+from data_prep.kinds import weights_of
 from data_prep.tokenizers.tokenizer import Tokenizer
 from megatron_ext.data.index_maps import compute, require_one_sample, sample_tokens, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset

@@ -9,8 +9,8 @@ from pathlib import Path
 from conf.reading.values import above_0, option, whole
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
-from data_prep.kinds import PairsManifest
-from data_prep.making import add_common_options, add_output, add_split, make_unless_there, weights_of, workers_of
+from data_prep.kinds import PairsManifest, weights_of
+from data_prep.making import add_common_options, add_output, add_split, make_unless_there, workers_of
 from data_prep.pairs.cleaning import Rules
 from data_prep.pairs.lines import Finished, finished, is_finished
 from data_prep.pairs.pair import Languages, Reader

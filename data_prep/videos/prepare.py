@@ -18,7 +18,7 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import publish
 from data_prep.files.progress import hashes, shown
 from data_prep.images import image
-from data_prep.kinds import VideosManifest, VideosSplit
+from data_prep.kinds import VideosManifest, VideosSplit, weights_of
 from data_prep.making import (
     SplitRequest,
     add_common_options,
@@ -26,7 +26,6 @@ from data_prep.making import (
     add_split,
     make_unless_there,
     making,
-    weights_of,
 )
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SPECIAL, finished_words
