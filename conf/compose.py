@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass, replace
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
-from hydra import compose as hydra_compose
-from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
@@ -20,17 +19,14 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from conf import hydra_files
 from conf.blocks_of_module import count_blocks
+from conf.composition_cache import kept
 from conf.engine_choice import with_engine
 from conf.errors import CompositionError, ConfigError
 from conf.foreign_files import expanded
-from conf.hydra_errors import COMPOSING, message, unknown_key
-from conf.hydra_files import hydra_session
 from conf.reading.own_folders import groups
 from conf.reading.user_files import Words, found_files
 from conf.reading.words import check_words, refuse_options
-from conf.reading.written_text import quote_texts
 from conf.reading.yaml_file import fault, load_frozen
 from conf.reading.yaml_lines import is_of, require_shapes
 from conf.run_folder.run_files import unreadable
@@ -49,12 +45,6 @@ _LACKING = re.compile(r"Missing mandatory value: (?P<key>[\w.]+)")
 FROM_FILE = ("layers", "hidden", "heads", "sequence_length", "vocab_size")
 """Sizes that the file of `model.config` sets."""
 _REFERENCE = re.compile(r"(\\*)\$\{")
-
-
-def register() -> None:
-    """Makes the schema known to Hydra, as the config `schema` that `config.yaml` starts from, and its files."""
-    hydra_files.register()
-    ConfigStore.instance().store(name="schema", node=Experiment)
 
 
 def to_experiment(cfg: DictConfig, words: Sequence[str] | None = None) -> Experiment:
@@ -119,6 +109,8 @@ def with_known_keys(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
         try:
             merged = OmegaConf.unsafe_merge(OmegaConf.structured(Experiment), OmegaConf.to_container(cfg))
         except ConfigKeyError as error:
+            from conf.hydra_errors import unknown_key  # imports Hydra
+
             raise ConfigError(unknown_key(str(error.full_key))) from error
         known = cast(DictConfig, merged)
     if words is not None:
@@ -191,12 +183,17 @@ def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") ->
 
 
 def _composed(words: Sequence[str], config_name: str) -> DictConfig:
-    register()
-    with command_line(words) as found, hydra_session():
+    with command_line_as_given(words) as found:
         refuse_options(found.overrides)
         if of_sweeper := [word for word in found.overrides if re.match(r"[+~]*hydra[./]", word)]:
             raise ConfigError(f"{' '.join(of_sweeper)}: only 'tdpp launch' takes this option")
-        return hydra_compose(config_name, found.all)
+        return kept([config_name, *found.overrides], found.folders, partial(_by_hydra, config_name, found))
+
+
+def _by_hydra(config_name: str, found: Words) -> tuple[DictConfig, Mapping[Path, str]]:
+    from conf.hydra_files import composed  # imports Hydra
+
+    return composed(config_name, with_texts(found).all)
 
 
 @contextmanager
@@ -206,17 +203,30 @@ def command_line(words: Sequence[str]) -> Iterator[Words]:
     Raises:
         ConfigError: it cannot compose them.
     """
+    with command_line_as_given(words) as found:
+        yield with_texts(found)
+
+
+@contextmanager
+def command_line_as_given(words: Sequence[str]) -> Iterator[Words]:
+    """The same, but for quotes around texts, without which Hydra may misread them (`with_texts`)."""
     check_words(words)
     words, notes = expanded(words, _model_of)
     with found_files(words) as found:
         try:
-            yield with_texts(replace(found, notes=tuple(notes)))
-        except COMPOSING as error:
+            yield replace(found, notes=tuple(notes))
+        except Exception as error:
+            from conf.hydra_errors import COMPOSING, message  # imports Hydra
+
+            if not isinstance(error, COMPOSING):
+                raise
             raise CompositionError(message(error, found)) from error
 
 
 def with_texts(found: Words) -> Words:
     """The same with quotes around what Hydra would take for a number, though its key holds text."""
+    from conf.reading.word_texts import quote_texts  # imports Hydra
+
     quoted = [quote_texts(word, Experiment, groups()) for word in found.overrides]
     texts = {shown: text for _, of_word in quoted for shown, text in of_word.items()}
     return replace(found, overrides=tuple(word for word, _ in quoted), given={**found.given, **texts})

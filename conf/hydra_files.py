@@ -4,19 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, ClassVar
 
-from hydra import initialize_config_module
+from hydra import compose, initialize_config_module
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig
 
+from conf.composition_cache import VARIES, asks_the_machine, state_of
 from conf.reading.own_folders import SHIPPED
 from conf.reading.user_files import SCHEME
 from conf.reading.written_text import kind_at, load
@@ -34,11 +37,23 @@ def hydra_session() -> Iterator[None]:
         yield
 
 
+def composed(name: str, words: Sequence[str]) -> tuple[DictConfig, Mapping[Path, str]]:
+    """What Hydra composes of a config and words, and what it looked up for that (`conf.composition_cache`)."""
+    with hydra_session():
+        TdppFiles.looked_up = {}
+        return compose(name, [*words]), TdppFiles.looked_up
+
+
 _GLOBAL = ("_global_", "")
+ROOT = "config"
+"""The name of the config that all others are merged into, which has references of Hydra's own alone."""
 
 
 class TdppFiles(FileConfigSource):
     """A folder of groups."""
+
+    looked_up: ClassVar[dict[Path, str]] = {}
+    """The states of all paths that Hydra has asked for in this session."""
 
     @staticmethod
     def scheme() -> str:
@@ -48,11 +63,28 @@ class TdppFiles(FileConfigSource):
         path = Path(self.path, self._normalize_file_name(config_path)).resolve()
         if not path.exists():
             raise ConfigLoadError(f"Config not found : {path}")
+        self._look_up(self._normalize_file_name(config_path))
         with path.open(encoding="utf-8") as file:
-            header = ConfigSource._get_header_dict(file.read(512))
+            text = file.read()
+            header = ConfigSource._get_header_dict(text[:512])
+            if config_path != ROOT and asks_the_machine(text):
+                self.looked_up[path] = VARIES
             file.seek(0)
             config = load(file, kind_of(config_path, header["package"]))
         return ConfigResult(config=config, path=self.full_path(), provider=self.provider, header=header)
+
+    def is_group(self, config_path: str) -> bool:
+        self._look_up(config_path)
+        return super().is_group(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        self._look_up(self._normalize_file_name(config_path))
+        return super().is_config(config_path)
+
+    def _look_up(self, name: str) -> None:
+        path = Path(self.path, name)
+        if path not in self.looked_up:
+            self.looked_up[path] = state_of(path)
 
 
 def kind_of(config_path: str, package: str | None) -> Any:
@@ -72,6 +104,7 @@ class ShippedFiles(SearchPathPlugin):
 
 
 def register() -> None:
-    """Makes both known to Hydra."""
+    """Makes both known to Hydra, and the schema as the config `schema` that `config.yaml` starts from."""
     for plugin in (TdppFiles, ShippedFiles):
         Plugins.instance().register(plugin)
+    ConfigStore.instance().store(name="schema", node=Experiment)

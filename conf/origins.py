@@ -12,21 +12,17 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from conf.compose import command_line
+from conf.compose import command_line, command_line_as_given, with_texts
+from conf.composition_cache import kept, state_of
 from conf.errors import CompositionError, ConfigError, TdppError
 from conf.foreign_files import READERS
-from conf.hydra_errors import COMPOSING, file_of, shown
-from conf.hydra_files import hydra_session
 from conf.reading.own_folders import SHIPPED, groups
 from conf.reading.user_files import Words, config_dirs
 from conf.reading.words import CONFIG_DIR
@@ -72,6 +68,9 @@ def with_origins(error: TdppError, words: Sequence[str]) -> str:
     `words` may be those of any command. Keys that they set themselves are not looked up, nor is a file that the message
     already names.
     """
+    from conf.hydra_errors import COMPOSING
+    from conf.hydra_files import hydra_session
+
     message = str(error)
     composed = not isinstance(error, CompositionError) and not isinstance(error.__cause__, CompositionError)
     if not (composed and any(map(_chooses, words))):
@@ -101,6 +100,11 @@ def _chooses(word: str) -> bool:
 
 def _sources(found: Words) -> list[Source]:
     """The files of a command line, in the order in which Hydra merges them."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.types import RunMode
+
+    from conf.hydra_errors import file_of
+
     words = replace(found, overrides=tuple(filter(_chooses, found.overrides)))
     listed = GlobalHydra.instance().config_loader().compute_defaults_list("config", words.all, RunMode.RUN).defaults
     beside = _untracked()
@@ -126,6 +130,8 @@ def _untracked() -> set[Path]:
 
 def _places(message: str, sources: Sequence[Source], given: set[str]) -> str:
     """`FILE, lines 3 and 5: `, for the keys in a message that are not among those `given`; empty without any."""
+    from conf.hydra_errors import shown
+
     of_file = {source.path: Lines.read(source.path) for source in sources}
     lines: dict[str, set[int]] = {}
     for mention in _MENTION.finditer(message):
@@ -191,16 +197,11 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
     """
     folders, others = config_dirs(words)
     given = {word.partition("=")[0].lstrip("+"): word for word in others}
-    listed = [entry for entry in load_yaml(SHIPPED / "config.yaml").defaults if not isinstance(entry, str)]
-    ConfigStore.instance().store(name=_UNDECIDED, node={"defaults": ["_self_", *map(_undecided, listed)]})
-    groups = {key for entry in listed for key in entry}
-    choices = [word for key, word in given.items() if key in groups]
+    choices = [word for key, word in given.items() if key in groups()]
     try:
-        with (
-            command_line([*(f"--config-dir={folder}" for folder in folders), *choices]) as found,
-            hydra_session(),
-        ):
-            chosen: Any = OmegaConf.to_container(hydra_compose(_UNDECIDED, found.all))
+        with command_line_as_given([*(f"--config-dir={folder}" for folder in folders), *choices]) as found:
+            own = kept([_UNDECIDED, *found.overrides], found.folders, partial(_undecided, found))
+            chosen = OmegaConf.to_container(own)
     except ConfigError:  # files that rely on what the demo has
         return None
     if getattr(getattr(composed, "model", None), "code", None) is not None:  # a module brings its data
@@ -215,8 +216,22 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
     return f"defaults in use: {' '.join(defaults)}" if defaults else None
 
 
-def _undecided(entry: Mapping[str, str | None]) -> dict[str, str | None]:
-    """An entry of the defaults list without its choice, but for Hydra's own."""
+def _undecided(found: Words) -> tuple[DictConfig, Mapping[Path, str]]:
+    """What a command line gives where the defaults list makes no choices, and what Hydra looked up for that."""
+    from hydra.core.config_store import ConfigStore
+
+    from conf.hydra_files import composed
+
+    begins = SHIPPED / "config.yaml"
+    state = state_of(begins)
+    entries = [_without_choice(entry) for entry in load_yaml(begins).defaults if not isinstance(entry, str)]
+    ConfigStore.instance().store(name=_UNDECIDED, node={"defaults": ["_self_", *entries]})
+    made, looked_up = composed(_UNDECIDED, with_texts(found).all)
+    return made, {**looked_up, begins: state}
+
+
+def _without_choice(entry: Mapping[str, str | None]) -> dict[str, str | None]:
+    """An entry of the defaults list, but for Hydra's own."""
     return {key: value if key.startswith("override ") else None for key, value in entry.items()}
 
 

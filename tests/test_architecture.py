@@ -43,6 +43,7 @@ FLOORS = {
             "run_folder",
             "reading",
             "schema",
+            "composition_cache",
             "hydra_files",
             "hydra_errors identity blocks_of_module engine_choice pipedream",
             "foreign_files",

@@ -17,8 +17,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 import conf
-from conf.compose import command_line, read_experiment, register
+from conf.compose import command_line, read_experiment
 from conf.errors import TdppError
+from conf.hydra_files import register
 from conf.origins import TRAINED, defaults_taken, what_counts, with_origins
 from conf.pipedream import WORD as PIPEDREAM
 from conf.reading import values

@@ -11,6 +11,7 @@ from tests.support.composing import COMPOSED
 
 SUBJECT = {
     "test_compose",
+    "test_composition_cache",
     "test_hydra_errors",
     "test_file_cycles",
     "test_hydra_session",

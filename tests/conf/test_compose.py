@@ -221,7 +221,8 @@ def test_composing_leaves_nothing_behind() -> None:
 
 APP = """
 import hydra
-from conf.compose import register, to_experiment
+from conf.compose import to_experiment
+from conf.hydra_files import register
 register()
 
 @hydra.main(config_path="pkg://conf", config_name="config", version_base="1.3")

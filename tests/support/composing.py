@@ -19,8 +19,8 @@ from omegaconf import DictConfig
 from conf import compose
 from conf.errors import ConfigError
 from conf.reading.own_folders import SUFFIX, groups
+from conf.reading.word_texts import quote_texts
 from conf.reading.words import check_words
-from conf.reading.written_text import quote_texts
 from conf.schema.experiment import Experiment
 
 COMPOSED = compose._composed

@@ -9,8 +9,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from conf.compose import register
-from conf.hydra_files import hydra_session
+from conf.hydra_files import hydra_session, register
 from launch.sweep.hydra_sweep import SweepLoader
 
 COMBINATIONS = [
