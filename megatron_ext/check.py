@@ -1,6 +1,6 @@
 """python -m megatron_ext.check: whether a model of transformers can be trained as a plan says, before anything starts.
 
-What of the plan matters comes as JSON on the standard input (launch/commands/launching/model_check.py), the answer goes
+What of the plan matters comes as JSON on the standard input (launch/commands/launching/preflight.py), the answer goes
 as a line of JSON to the standard output: what is wrong, or whether all was tried.
 """
 

@@ -129,7 +129,7 @@ def described(prefix: Path) -> dict[str, str]:
     }
 
 
-def chat_text(prefix: Path, number: int) -> str:
+def document_text(prefix: Path, number: int) -> str:
     """A conversation as the model reads it, with `ANSWER` around what it learns.
 
     Raises:

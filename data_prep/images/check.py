@@ -69,7 +69,7 @@ def described(prefix: Path) -> dict[str, str]:
     return {**facts, "source": manifest.corpus}
 
 
-def image_text(prefix: Path, number: int) -> str:
+def document_text(prefix: Path, number: int) -> str:
     """A training image in letters, and its class.
 
     Raises:

@@ -101,7 +101,7 @@ def described(prefix: Path) -> dict[str, str]:
     }
 
 
-def pair_text(prefix: Path, number: int) -> str:
+def document_text(prefix: Path, number: int) -> str:
     """A training pair as it was written, by its place in the data.
 
     Raises:

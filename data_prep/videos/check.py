@@ -84,7 +84,7 @@ def described(prefix: Path) -> dict[str, str]:
     }
 
 
-def video_text(prefix: Path, number: int) -> str:
+def document_text(prefix: Path, number: int) -> str:
     """The frames and the captions of a training video.
 
     Raises:

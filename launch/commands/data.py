@@ -5,34 +5,26 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conf.reading.files import why_not_writable, write_whole
 from conf.reading.values import Parser, from_0, option, prefix_path, whole
 from conf.visible import plural
-from data_prep.chats import options as chats_options
-from data_prep.chats.check import chat_text
-from data_prep.chats.check import check_in_full as check_chats
-from data_prep.chats.check import described as described_chats
+from data_prep.chats import check as chats_check
+from data_prep.chats import prepare as chats
 from data_prep.errors import DataPrepError
-from data_prep.images import options as images_options
-from data_prep.images.check import check_in_full as check_images
-from data_prep.images.check import described as described_images
-from data_prep.images.check import image_text
+from data_prep.images import check as images_check
+from data_prep.images import prepare as images
 from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
 from data_prep.kinds import MADE_BY, kind_of
-from data_prep.pairs import options as pairs_options
-from data_prep.pairs.check import check_in_full as check_pairs
-from data_prep.pairs.check import described as described_pairs
-from data_prep.pairs.check import pair_text
-from data_prep.pairs.check import sample_text as pair_sample
+from data_prep.pairs import check as pairs_check
+from data_prep.pairs import prepare as pairs
 from data_prep.preparation import options
 from data_prep.tokenizers.vocabulary import unknown_doubt, warn
-from data_prep.videos import prepare as videos_options
-from data_prep.videos.check import check_in_full as check_videos
-from data_prep.videos.check import described as described_videos
-from data_prep.videos.check import video_text
+from data_prep.videos import check as videos_check
+from data_prep.videos import prepare as videos
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.models.model import CHATS, IMAGES, PAIRS, TEXT, VIDEOS, family_named, family_names
 
@@ -40,12 +32,14 @@ PREFIX = "path without .bin or .idx"
 FAMILIES = (DEFAULT, *(name for name in family_names() if family_named(name).masks))
 MAKERS = {
     "prepare": (options, "write indexed data from a source of text"),
-    "chats": (chats_options, "write conversations by a tokenizer's chat template, with a mask of the answers"),
-    "pairs": (pairs_options, "write aligned sentences in two languages"),
-    "images": (images_options, "pack images and their classes into arrays"),
-    "videos": (videos_options, "write frame features and captions of videos"),
+    "chats": (chats, "write conversations by a tokenizer's chat template, with a mask of the answers"),
+    "pairs": (pairs, "write aligned sentences in two languages"),
+    "images": (images, "pack images and their classes into arrays"),
+    "videos": (videos, "write frame features and captions of videos"),
 }
 """For each command, the module that has its options and runs it, and what `--help` says of it."""
+CHECKS: dict[str, Any] = {CHATS: chats_check, PAIRS: pairs_check, IMAGES: images_check, VIDEOS: videos_check}
+"""For each kind but text, the module that knows what such data hold."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -155,17 +149,17 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
     """Checks data of any kind in full; returns how many there are."""
     kind = kind_of(prefix)
     if kind == CHATS:
-        made = check_chats(prefix, vocab_size)
+        made = chats_check.check_in_full(prefix, vocab_size)
         return f"{plural(made.conversations, 'conversation')}, {made.tokens} tokens, {made.answers} of them in answers"
     if kind == PAIRS:
-        splits = check_pairs(prefix, vocab_size).splits.items()
+        splits = pairs_check.check_in_full(prefix, vocab_size).splits.items()
         return f"{', '.join(f'{split.pairs} {name}' for name, split in splits)} pairs"
     if kind == IMAGES:
         if vocab_size is not None:
             raise DataPrepError(
                 f"--vocab-size {vocab_size}: {prefix} holds images, which have no tokens; leave --vocab-size out"
             )
-        found = check_images(prefix)
+        found = images_check.check_in_full(prefix)
         splits_ = ", ".join(f"{split.images} {name}" for name, split in found.splits.items())
         return f"{splits_} images of {plural(len(found.classes), 'class', 'es')}"
     if kind == VIDEOS:
@@ -173,7 +167,10 @@ def _checked(prefix: Path, vocab_size: int | None) -> str:
             raise DataPrepError(
                 f"--vocab-size {vocab_size}: the manifest of {prefix} gives the vocabulary size; leave --vocab-size out"
             )
-        return ", ".join(f"{one.videos} {name}" for name, one in check_videos(prefix).splits.items()) + " videos"
+        return (
+            ", ".join(f"{one.videos} {name}" for name, one in videos_check.check_in_full(prefix).splits.items())
+            + " videos"
+        )
     data = check(prefix, vocab_size)
     warn(unknown_doubt(data, prefix, str(prefix), in_full=True))
     sequences = f"{plural(len(data), 'sentence')}, " if len(data) != data.documents else ""
@@ -199,14 +196,11 @@ def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
             raise DataPrepError(f"{name}: {prefix} holds {kind}, which have none; --document N shows one of them")
     if arguments.sample is not None:
         samples = arguments.samples or arguments.sample + 1
-        print(pair_sample(prefix, arguments.sample, samples, arguments.seed, arguments.sequence_length))
+        print(pairs_check.sample_text(prefix, arguments.sample, samples, arguments.seed, arguments.sequence_length))
     elif arguments.document is not None:
-        one_of = {CHATS: chat_text, PAIRS: pair_text, IMAGES: image_text, VIDEOS: video_text}
-        print(one_of[kind](prefix, arguments.document))
+        print(CHECKS[kind].document_text(prefix, arguments.document))
     else:
-        describes = {CHATS: described_chats, PAIRS: described_pairs, IMAGES: described_images, VIDEOS: described_videos}
-        facts = describes[kind](prefix)
-        print("\n".join(f"{key}: {value}" for key, value in facts.items()))
+        print("\n".join(f"{key}: {value}" for key, value in CHECKS[kind].described(prefix).items()))
 
 
 def _inspect(arguments: argparse.Namespace) -> None:

@@ -14,8 +14,7 @@ from conf.schema.experiment import Experiment
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import PEAKS
 from reports.facts.learning import learned
-from reports.facts.machines import made_of
-from reports.facts.side_by_side import Facts, facts
+from reports.facts.side_by_side import Facts, facts, made_of
 from reports.facts.usual_iterations import time_of
 from reports.figures.page import leaves
 from reports.readers.hardware import peak_tflops, price

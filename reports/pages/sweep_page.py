@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from conf.visible import plural
-from reports.facts.machines import differing
-from reports.facts.side_by_side import Compared
+from reports.facts.side_by_side import Compared, differing
 from reports.figures.chart import Axis, Item, dots, parallel
 from reports.figures.embed import TIMELINE, embedded, page_with_figures
 from reports.figures.page import Cell, Row, table

@@ -12,9 +12,9 @@ from conf.run_folder.rundir import numbered
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.facts.commands import launch_with
+from reports.figures.chart import Part, stacked
 from reports.figures.embed import BORDER, SERIES, SOFT, embedded
 from reports.figures.page import Cell, Row, copy_button, table
-from reports.figures.stacked import Part, stacked
 from reports.path.change import Cause, Gain
 from reports.path.critical import IDLE, Segment
 from reports.path.graph import EdgeKind

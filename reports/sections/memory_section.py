@@ -9,9 +9,9 @@ from plotly import graph_objects as go
 
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import ALLOWANCE, MEMORY, memory_frame
+from reports.figures.chart import rows_height
 from reports.figures.embed import BORDER, RAISED, SERIES, SOFT, TEXT, embedded, figure
 from reports.figures.page import number, table_behind
-from reports.figures.stacked import rows_height
 from reports.readers.record import Record
 
 NOTE = (

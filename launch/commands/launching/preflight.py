@@ -1,20 +1,21 @@
-"""What else would fail only on the ranks, once the nodes were waited for, is found before anything is started."""
+"""What else would fail only on the ranks, once the nodes were waited for, is found before anything is started:
+data that do not suit the model, a model of transformers that cannot be trained as its plan says, a busy machine."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
 
-from conf.blocks_of_module import asked_of, blocks_of, can_look, samples_of_module
+from conf.blocks_of_module import asked_of, blocks_of, can_look, digest_of, samples_of_module
 from conf.errors import TdppError
 from conf.schema.adapt import Rule
 from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
+from conf.torch_answers import ERROR, FAILED, answer, has_transformers
 from conf.visible import plural, size_text
-from launch.commands.launching.model_check import check_model
 from launch.doctor.judge import checkpoint_bytes
 from launch.errors import LaunchError
 from megatron_ext.contract.cores import usable_cores
@@ -273,3 +274,38 @@ def _in_epoch(experiment: Experiment, given: str, instead: str) -> int:
     else:
         why = f"with model.family={model.family} every epoch cuts the text into other samples"
     raise LaunchError(f"{given}: {why}, so an epoch has no fixed number of samples; {instead}")
+
+
+CHECK = "megatron_ext.check"
+
+
+def check_model(experiment: Experiment) -> list[str]:
+    """Returns what only the ranks can tell.
+
+    Raises:
+        TdppError: transformers has no such model, or tdpp cannot train it in this layout, with these adapters, or with
+            packed documents.
+    """
+    model, parallel, train = experiment.model, experiment.parallel, experiment.train
+    if model.config is None:
+        return []
+    if experiment.container.kind is not ContainerKind.none or not has_transformers():
+        return [f"model.config={model.config} is checked when the run starts, on its nodes"]
+    documents = experiment.data.documents()
+    adapters = {key: getattr(train, key) for key in ("lora_rank", "lora_alpha", "lora_targets")}
+    tensors = sorted(set(parallel.layout.tensors))
+    request = {
+        "model": asdict(model.sized(1)),
+        "train": {"seed": 1, "precision": str(train.precision), **adapters},
+        "pipeline": len(tensors),
+        "tensors": tensors,
+        "data_documents": documents and asdict(documents),
+    }
+    found = answer(CHECK, request, digest_of(model))
+    if ERROR in found:
+        raise LaunchError(found[ERROR])
+    if FAILED in found:
+        return [f"model.config={model.config} is checked when the run starts, on its nodes: {found[FAILED]}"]
+    if not found["tried"]:
+        return [f"data.packing=true: whether model.config={model.config} keeps documents apart is tried on the nodes"]
+    return []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import time
 from itertools import count
@@ -15,8 +16,8 @@ from pathlib import Path
 
 from conf.errors import TdppError
 from conf.run_folder.rundir import RunDir
-from launch.files.exclusive import created
 from launch.files.records import BEAT_S, REQUEUED, ClaimRecord, NodeRecord
+from megatron_ext.contract.files import write_atomic
 
 QUIET_S = 3 * BEAT_S
 """A node that gives no sign of life for so long may be claimed by another agent."""
@@ -87,3 +88,17 @@ class Claim:
             of_job = f" of job {holder.job}" if holder.job is not None else ""
             who = f"process {holder.pid} on {holder.host}{of_job}"
         return Replaced(f"node {self._name} is run by {who}: this agent ends")
+
+
+def created(path: Path, text: str) -> bool:
+    """Writes a file with its whole content at once; False if there is one already."""
+    path.parent.mkdir(exist_ok=True)
+    own = path.with_name(f".{path.stem}.{secrets.token_hex(8)}")
+    write_atomic(own, text)
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        return False
+    finally:
+        own.unlink()
+    return True

@@ -19,9 +19,9 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.errors import LaunchError
-from launch.files.exclusive import created
 from launch.files.records import ChangeRecord, NodeRecord, Start
 from launch.files.run_files import planned_start
+from launch.node.elastic.claim import created
 from launch.node.elastic.peer_status import SILENCE_S, Fellow, Standing
 from launch.node.elastic.replan import of_start, replanned, with_measured
 from launch.node.peers import Finding

@@ -24,7 +24,7 @@ from fasop.search.inputs import Inputs, read
 from fasop.search.run import best_plans
 from fasop.search.space.candidates import sizes
 from fasop.simulation.predict import predict, predict_plan
-from launch.commands.launching.model_check import check_model
+from launch.commands.launching.preflight import check_model
 from tests.support.fasop.modules import written
 from tests.support.megatron_ext.tiny_transformers import working
 

@@ -16,7 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from conf import torch_answers
 from conf.compose import compose
 from conf.errors import TdppError
-from launch.commands.launching.model_check import check_model
+from launch.commands.launching.preflight import check_model
 from megatron_ext import check
 from megatron_ext.families.huggingface import blocks
 from tests.support.megatron_ext.tiny_transformers import working
@@ -102,6 +102,6 @@ def test_a_layer_with_many_experts_is_tried_with_the_memory_of_one(tmp_path: Pat
 def test_what_only_the_nodes_can_tell_is_a_doubt(why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["container=enroot", "container.image=a.sqsh"] if why == "container" else []
     if not words:
-        monkeypatch.setattr("launch.commands.launching.model_check.has_transformers", lambda: False)
+        monkeypatch.setattr("launch.commands.launching.preflight.has_transformers", lambda: False)
     doubts = checked(tmp_path, working("gpt_oss"), "parallel.tensor=2", *words)
     assert doubts == [f"model.config={tmp_path} is checked when the run starts, on its nodes"]

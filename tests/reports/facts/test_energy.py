@@ -9,8 +9,8 @@ import pytest
 from conf.compose import compose
 from conf.run_folder.gpu_lines import GpuReading, GpuSample, entry_text
 from launch.control.planning.plan import make_plan
-from reports.facts.energy import Energy, energy_of
 from reports.readers.gpus import gpu_report
+from reports.sections.gpu_section import Energy, energy_of
 
 PLAN = make_plan(compose(["experiment=seed_a100x1_a10x7"]), "xl/1")
 GPU = GpuSample(

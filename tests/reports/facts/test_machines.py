@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports.facts.machines import differing, made_of
+from reports.facts.side_by_side import differing, made_of
 
 
 def machine(driver: str = "550.1", numpy: str = "1.26", uuid: str = "GPU-1") -> dict[str, Any]:
