@@ -68,13 +68,13 @@ def digest_of_config(config: str) -> str:
         ) from error
 
 
-def asked_of(experiment: Experiment) -> Asked:
-    """What the blocks of an experiment's module depend on."""
+def asked_of(experiment: Experiment | DictConfig) -> Asked:
+    """What the blocks of an experiment's module depend on; a micro-batch that is still to be chosen has one sample."""
     model, parallel, train = experiment.model, experiment.parallel, experiment.train
     return Asked(
         code=str(model.code),
         capture=model.capture,
-        micro_batch_size=parallel.micro_batch_size,
+        micro_batch_size=1 if parallel.micro_batch_size == AUTO else parallel.micro_batch_size,
         precision=str(train.precision),
         seed=train.seed,
         recompute=str(parallel.recompute),
@@ -109,7 +109,7 @@ def blocks_of(asked: Asked) -> tuple[str, ...]:
         ConfigError: the module cannot be trained.
     """
     if asked not in _seen:
-        _seen[asked] = _look(asked)
+        _seen[asked] = tuple(_said_of(asked)["blocks"])
     return _seen[asked]
 
 
@@ -125,10 +125,6 @@ def samples_of_module(asked: Asked, split: str) -> int | None:
             f"model.code={asked.code}: epoch({split!r}) gives {found!r}, but it must be a number of samples or None"
         )
     return found
-
-
-def _look(asked: Asked) -> tuple[str, ...]:
-    return tuple(_said_of(asked)["blocks"])
 
 
 def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
@@ -166,27 +162,17 @@ def count_blocks(cfg: DictConfig) -> None:
     Raises:
         ConfigError: the module cannot be trained, or nothing says how many blocks it has.
     """
-    model, parallel, train = cfg.model, cfg.parallel, cfg.train
-    if not OmegaConf.is_missing(model, "layers"):
-        return
-    if not is_user_code(model):
+    model, partition = cfg.model, cfg.parallel.partition
+    if not OmegaConf.is_missing(model, "layers") or not is_user_code(model):
         return
     check_code(model.code)
     if can_look() and str(cfg.container.kind) == "none":
-        asked = Asked(
-            code=model.code,
-            capture=model.capture,
-            micro_batch_size=1 if parallel.micro_batch_size == AUTO else parallel.micro_batch_size,
-            precision=str(train.precision),
-            seed=train.seed,
-            recompute=str(parallel.recompute),
-        )
-        model.layers = len(blocks_of(asked))
+        model.layers = len(blocks_of(asked_of(cfg)))
         return
-    if parallel.partition is None:
+    if partition is None:
         where = "they can be counted only in the container" if can_look() else "torch is not installed here"
         raise ConfigError(
             f"model.layers is not set: the number of blocks of model.code={model.code} is unknown, because {where}; "
             f"give model.layers or parallel.partition"
         )
-    model.layers = sum(int(part) for part in str(parallel.partition).split("-") if part.isdigit())
+    model.layers = sum(int(part) for part in str(partition).split("-") if part.isdigit())

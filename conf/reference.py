@@ -248,13 +248,8 @@ def _takes(key: Key) -> str:
 
 
 def _meaning(key: Key) -> str:
-    options = "; ".join(f"`{word}`: {_lowered(meaning)}" for word, meaning in key.options if meaning)
+    options = "; ".join(f"`{word}`: {meaning.removesuffix('.')}" for word, meaning in key.options if meaning)
     return " ".join(filter(None, (key.meaning, options)))
-
-
-def _lowered(text: str) -> str:
-    """Return the text as it stands within a sentence, without its full stop."""
-    return text.removesuffix(".")
 
 
 def _cell(text: str) -> str:

@@ -53,20 +53,20 @@ class GpuProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """A GPU at one moment. What it does not tell is None."""
+    """A GPU at one moment. What it does not tell is None: one that is lost tells nothing more."""
 
     index: int
     """On the node, as nvidia-smi counts; a MIG device has that of its GPU."""
     uuid: str
     name: str
-    utilisation: int | None
+    utilisation: int | None = None
     """Percent of the time in which a kernel ran; one that only waits for another GPU counts as well."""
-    memory_used_mib: int | None
-    memory_total_mib: int | None
-    power_w: int | None
-    power_limit_w: int | None
-    temperature_c: int | None
-    processes: tuple[GpuProcess, ...] | None
+    memory_used_mib: int | None = None
+    memory_total_mib: int | None = None
+    power_w: int | None = None
+    power_limit_w: int | None = None
+    temperature_c: int | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     clocks: tuple[str, ...] | None = None
     """What keeps its clocks from their highest (`launch.machine.gpus.CLOCKS`), such as `power cap`; empty: nothing."""
     energy_j: int | None = None
@@ -78,23 +78,6 @@ class GpuSample:
     def throttled(self) -> tuple[str, ...]:
         """Reasons for lower clocks for which somebody should look at the GPU, the most telling first."""
         return tuple(reason for reason in WAYS_OUT if reason in (self.clocks or ()))
-
-    @classmethod
-    def lost(cls, *, index: int, uuid: str, name: str, fault: str) -> GpuSample:
-        """A GPU that was there before and tells nothing more."""
-        return cls(
-            index=index,
-            uuid=uuid,
-            name=name,
-            utilisation=None,
-            memory_used_mib=None,
-            memory_total_mib=None,
-            power_w=None,
-            power_limit_w=None,
-            temperature_c=None,
-            processes=None,
-            fault=fault,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,9 +121,8 @@ def _gpu_line(gpu: GpuSample, width: int) -> str:
     fault = "" if gpu.fault is None else f" | {' '.join(gpu.fault.replace('|', '/').split())}"
     return (
         f"[{gpu.index}] {gpu.name:<{width}} |{_shown(gpu.temperature_c):>3}'C, {_shown(gpu.utilisation):>3} % | "
-        f"{_shown(gpu.memory_used_mib):>5} / {_shown(gpu.memory_total_mib):>5} MB | "
-        f"{_shown(gpu.power_w):>3} / {_shown(gpu.power_limit_w):>3} W | {_processes(gpu.processes)} | {gpu.uuid}"
-        f"{clocks}{energy}{fault}"
+        f"{_shown(gpu.memory_used_mib):>5} / {_shown(gpu.memory_total_mib):>5} MB | {_shown(gpu.power_w):>3} / "
+        f"{_shown(gpu.power_limit_w):>3} W | {_processes(gpu.processes)} | {gpu.uuid}{clocks}{energy}{fault}"
     )
 
 

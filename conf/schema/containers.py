@@ -160,37 +160,32 @@ class Container:
     """Create the container again even if the node already has one."""
 
     def __post_init__(self) -> None:
-        _check_container(self)
-
-
-def _check_container(container: Container) -> None:
-    """The image is there and of the kind's form, and the mounts are some that the kind can make."""
-    kind = container.kind
-    mounts = [Mount.parse(text) for text in container.mounts]
-    _check_recipe(container)
-    if kind == "none":
-        return
-    if not container.image:
-        raise ConfigError(f"container.kind={kind} needs container.image, such as {_EXAMPLE}")
-    if not container.python:
-        raise ConfigError("container.python is empty; give the image's interpreter, such as python3")
-    suffix = Path(container.image).suffix
-    if suffix not in IMAGE_SUFFIX.values():
-        ImageReference.parse(container.image)
-    elif kind == "docker":
-        raise ConfigError(
-            f"container.image={container.image} is a file, but docker needs an image name; load it on every node "
-            f"(docker load), and give its name"
-        )
-    elif suffix != IMAGE_SUFFIX[kind]:
-        raise ConfigError(
-            f"container.image={container.image} is not an image file of {kind}; those end in {IMAGE_SUFFIX[kind]}"
-        )
-    if container.digest is not None:
-        _digest(container.digest, kind, from_registry=suffix != IMAGE_SUFFIX.get(kind))
-    for mount in mounts:
-        for path in (mount.source, mount.target):
-            mountable(kind, path, "container.mounts")
+        kind = self.kind
+        mounts = [Mount.parse(text) for text in self.mounts]
+        _check_recipe(self)
+        if kind == "none":
+            return
+        if not self.image:
+            raise ConfigError(f"container.kind={kind} needs container.image, such as {_EXAMPLE}")
+        if not self.python:
+            raise ConfigError("container.python is empty; give the image's interpreter, such as python3")
+        suffix = Path(self.image).suffix
+        if suffix not in IMAGE_SUFFIX.values():
+            ImageReference.parse(self.image)
+        elif kind == "docker":
+            raise ConfigError(
+                f"container.image={self.image} is a file, but docker needs an image name; load it on every node "
+                f"(docker load), and give its name"
+            )
+        elif suffix != IMAGE_SUFFIX[kind]:
+            raise ConfigError(
+                f"container.image={self.image} is not an image file of {kind}; those end in {IMAGE_SUFFIX[kind]}"
+            )
+        if self.digest is not None:
+            _digest(self.digest, kind, from_registry=suffix != IMAGE_SUFFIX.get(kind))
+        for mount in mounts:
+            for path in (mount.source, mount.target):
+                mountable(kind, path, "container.mounts")
 
 
 BUILDERS = ("enroot", "apptainer")

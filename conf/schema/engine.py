@@ -42,35 +42,30 @@ class Engine:
     """Further options of pretrain_gpt.py; they come last, so they override those that tdpp sets."""
 
     def __post_init__(self) -> None:
-        _check_engine(self)
-
-
-def _check_engine(value: Engine) -> None:
-    """What the keys of the engine say together."""
-    given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(value, key)]
-    if value.options and value.kind not in (EngineKind.megatron_core, EngineKind.auto):
-        name = next(iter(value.options))
-        raise ConfigError(
-            f"engine.options.{name} is for Megatron-Core, but engine.kind={value.kind}; use engine=megatron_core too"
-        )
-    for name, one in value.options.items():
-        if any(isinstance(inner, (dict, list)) for inner in (one if isinstance(one, list) else [one])):
+        given = [key for key in ("checkout", "vocab_file", "merge_file", "arguments") if getattr(self, key)]
+        if self.options and self.kind not in (EngineKind.megatron_core, EngineKind.auto):
+            name = next(iter(self.options))
             raise ConfigError(
-                f"engine.options.{name}={one} must be a number, a text, true, false, null or a list of these"
+                f"engine.options.{name} is for Megatron-Core, but engine.kind={self.kind}; use engine=megatron_core too"
             )
-    if value.kind is not EngineKind.megatron_lm:
-        if given:
+        for name, one in self.options.items():
+            if any(isinstance(inner, (dict, list)) for inner in (one if isinstance(one, list) else [one])):
+                raise ConfigError(
+                    f"engine.options.{name}={one} must be a number, a text, true, false, null or a list of these"
+                )
+        if self.kind is not EngineKind.megatron_lm:
+            if given:
+                raise ConfigError(
+                    f"engine.{given[0]} is for Megatron-LM, but engine.kind={self.kind}; use engine=megatron_lm too"
+                )
+            return
+        if not self.checkout:
             raise ConfigError(
-                f"engine.{given[0]} is for Megatron-LM, but engine.kind={value.kind}; use engine=megatron_lm too"
+                "engine.kind=megatron_lm needs engine.checkout, the folder of Megatron-LM that has pretrain_gpt.py, as "
+                "the ranks see it"
             )
-        return
-    if not value.checkout:
-        raise ConfigError(
-            "engine.kind=megatron_lm needs engine.checkout, the folder of Megatron-LM that has pretrain_gpt.py, as the "
-            "ranks see it"
-        )
-    if (value.vocab_file is None) != (value.merge_file is None):
-        raise ConfigError(
-            f"engine.vocab_file={value.vocab_file} and engine.merge_file={value.merge_file} are the two files of one "
-            "tokenizer: give both, or neither"
-        )
+        if (self.vocab_file is None) != (self.merge_file is None):
+            raise ConfigError(
+                f"engine.vocab_file={self.vocab_file} and engine.merge_file={self.merge_file} are the two files of one "
+                "tokenizer: give both, or neither"
+            )

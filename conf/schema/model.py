@@ -204,8 +204,7 @@ def _check_images(model: Model, family: ImageFamily) -> None:
     if model.image_size is not None and model.image_size < least:
         raise ConfigError(
             f"model.image_size={model.image_size} is too small for model.family={model.family}: its "
-            f"{family.what_shrinks} would leave nothing of the image; use at "
-            f"least {least}"
+            f"{family.what_shrinks} would leave nothing of the image; use at least {least}"
         )
     if family.counts_all and model.layers != (count := len(model.block_names())):
         raise ConfigError(

@@ -342,8 +342,7 @@ def _check_shares(parallel: Parallel) -> None:
     if parallel.schedule_file is not None:
         raise ConfigError(
             f"parallel.shares={shares} cannot be combined with parallel.schedule_file={parallel.schedule_file}, which "
-            f"is for "
-            f"a fixed number of micro-batches; use a named parallel.schedule, or parallel.shares=null"
+            "is for a fixed number of micro-batches; use a named parallel.schedule, or parallel.shares=null"
         )
     size, batch = parallel.micro_batch_size, parallel.global_batch_size
     if batch % (shares.least * size) == 0:
@@ -391,9 +390,8 @@ def _check_stream(parallel: Parallel) -> None:
                 )
         if not parallel.schedule.definition.flushes:
             raise ConfigError(
-                f"parallel.schedule_file={parallel.schedule_file} cannot be combined with "
-                f"parallel.schedule=pipedream: the "
-                f"file's schedule has a flush; use parallel.schedule_file=null, or another schedule"
+                f"parallel.schedule_file={parallel.schedule_file} cannot be combined with parallel.schedule=pipedream: "
+                "the file's schedule has a flush; use parallel.schedule_file=null, or another schedule"
             )
         return
     for broken in broken_by_stream(partial(getattr, parallel), "parallel."):

@@ -77,16 +77,12 @@ class Profile:
 
     def __post_init__(self) -> None:
         ranges.check("profile", self)
-        _check_profilers(self)
-
-
-def _check_profilers(profile: Profile) -> None:
-    if profile.nsys and profile.ncu:
-        raise ConfigError(
-            "profile.nsys=true and profile.ncu=true: a process runs under one profiler at a time; set one to false"
-        )
-    if profile.ncu and profile.trace_iteration is not None:
-        raise ConfigError(
-            f"profile.trace_iteration={profile.trace_iteration} must be null with profile.ncu=true, under which torch "
-            "traces nothing; set train.iterations to profile few iterations"
-        )
+        if self.nsys and self.ncu:
+            raise ConfigError(
+                "profile.nsys=true and profile.ncu=true: a process runs under one profiler at a time; set one to false"
+            )
+        if self.ncu and self.trace_iteration is not None:
+            raise ConfigError(
+                f"profile.trace_iteration={self.trace_iteration} must be null with profile.ncu=true, under which torch "
+                "traces nothing; set train.iterations to profile few iterations"
+            )

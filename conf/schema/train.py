@@ -117,8 +117,7 @@ def _check_saving(train: Train) -> None:
     if train.save_interval is not None and not train.auto_interval and not train.checkpoint:
         raise ConfigError(
             f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false turns them off; "
-            f"use "
-            "train.checkpoint=true, or leave train.save_interval out"
+            "use train.checkpoint=true, or leave train.save_interval out"
         )
 
 

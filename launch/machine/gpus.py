@@ -247,7 +247,7 @@ class Gpus:
             if all(value is None for value in (utilisation, memory, power, temperature, processes, clocks)):
                 lib.nvmlDeviceGetUUID(handle)  # of a GPU that tells nothing: whether it is lost
         except lib.NVMLError as error:
-            return GpuSample.lost(index=device.index, uuid=device.uuid, name=device.name, fault=str(error))
+            return GpuSample(index=device.index, uuid=device.uuid, name=device.name, fault=str(error))
         return GpuSample(
             index=device.index,
             uuid=device.uuid,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from threading import Thread
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
@@ -27,27 +27,24 @@ from megatron_ext.parallel.comm import Barrier
 Parts = List[Tuple[str, Dict[str, Tensor]]]
 
 
+@dataclass(eq=False)
 class MemorySaver:
     """All ranks call its methods together. A thread sends copies while training goes on, and takes part in no
     communication of the ranks. What cannot be kept is reported, and training goes on."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        place: Place,
-        engine: AnyEngine,
-        meta: Callable[[int], Meta],
-        parts: List[str],
-        barrier: Barrier,
-        kept: Optional[At],
-        pace: Optional[SavePace] = None,
-    ) -> None:
-        """`parts` are those of the whole model; `kept` is what the run went on from, if that is in memory; `pace`, on
-        one rank, is told what was saved."""
-        self._plan, self._place, self._engine = plan, place, engine
-        self._meta, self._parts, self._barrier, self._pace = meta, parts, barrier, pace
-        self._kept = kept
-        """The newest complete one."""
+    _plan: Plan
+    _place: Place
+    _engine: AnyEngine
+    _meta: Callable[[int], Meta]
+    _parts: List[str]
+    """Those of the whole model."""
+    _barrier: Barrier
+    _kept: Optional[At]
+    """The newest complete one; at first what the run went on from, if that is in memory."""
+    _pace: Optional[SavePace] = None
+    """On one rank, it is told what was saved."""
+
+    def __post_init__(self) -> None:
         self._pending: Optional[_Sender] = None
         self._told = False
 

@@ -320,10 +320,9 @@ def require_optimizer(found: Checkpoint, optimizer: str) -> None:
     """Raises EngineError if a checkpoint has the state of another optimizer than this one."""
     if found.meta.updates and found.meta.optimizer != optimizer:
         raise EngineError(
-            f"{found.folder}: has the state of train.optimizer={found.meta.optimizer}, which train.optimizer="
-            f"{optimizer} cannot continue with; use train.optimizer={found.meta.optimizer}, or take the weights "
-            f"alone, by "
-            "export and import with python -m megatron_ext.hf"
+            f"{found.folder}: has the state of train.optimizer={found.meta.optimizer}, which "
+            f"train.optimizer={optimizer} cannot continue with; use train.optimizer={found.meta.optimizer}, or take "
+            "the weights alone, by export and import with python -m megatron_ext.hf"
         )
 
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import time
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Thread
 from typing import Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Tuple
@@ -33,6 +33,7 @@ from megatron_ext.parallel.comm import Barrier
 Parts = Iterable[Tuple[str, Dict[str, Tensor]]]
 
 
+@dataclass(eq=False)
 class Saver:
     """All ranks call its methods together. Which rank writes a part does not matter: parts appear when complete.
 
@@ -41,26 +42,20 @@ class Saver:
     and training goes on; only one that `must` be there, for nothing follows, ends the run.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        place: Place,
-        engine: AnyEngine,
-        order: Dict[str, float],
-        barrier: Barrier,
-        adaptation: FixedBatch,
-        pace: Optional[SavePace] = None,
-    ) -> None:
-        """`order` is that of the run's samples; `pace`, on one rank, is told what was saved."""
-        self._pace = pace
-        self._plan = plan
-        self._place = place
-        self._engine = engine
-        self._adaptation = adaptation
-        self._order = order
-        self._barrier = barrier
-        self._folder = plan.files.checkpoints
-        self.parts = parts_of_islands([part_name(block.name) for block in engine.task.blocks], engine.island[1])
+    _plan: Plan
+    _place: Place
+    _engine: AnyEngine
+    _order: Dict[str, float]
+    """That of the run's samples."""
+    _barrier: Barrier
+    _adaptation: FixedBatch
+    _pace: Optional[SavePace] = None
+    """On one rank, it is told what was saved."""
+
+    def __post_init__(self) -> None:
+        self._folder = self._plan.files.checkpoints
+        names = [part_name(block.name) for block in self._engine.task.blocks]
+        self.parts = parts_of_islands(names, self._engine.island[1])
         """All parts of the whole model, whichever ranks write them."""
         self._pending: Optional[_Pending] = None
         self._unpublished: Optional[EngineError] = None

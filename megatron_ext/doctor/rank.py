@@ -6,6 +6,7 @@ import os
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional
 
 import torch
@@ -102,16 +103,14 @@ class Ranks:
             if hindrance:
                 note.update(hindrance=hindrance)
             else:
-                _together(self._plan, place, note, self._join)
+                join = partial(join_store, self._plan) if self._local is None else self._local.join
+                _together(self._plan, place, note, join)
         except (EngineError, RuntimeError) as error:  # torch's errors are RuntimeErrors
             note.update(
                 failed=shortage(error) or str(error).strip().splitlines()[0],
                 symptom=isinstance(error, PeerLost),
                 alone=True,
             )
-
-    def _join(self) -> Store:
-        return join_store(self._plan) if self._local is None else self._local.join()
 
 
 def _alone(plan: Plan, place: Place) -> Dict[str, Any]:

@@ -186,18 +186,15 @@ class Adaptation(FixedBatch):
                 " -> ".join("-".join(map(str, one)) for one in both)
                 for both in zip((*before[:2], before.copies), (*division[:2], division.copies))
             )
+            factor = lr_factor(self._config, division.samples, self._plan.global_batch_size)
             print(
                 f" after iteration {iteration}: global batch size {before.samples} -> {division.samples}, "
                 f"shares {shares}, "
                 + (f"micro-batches of {sizes}, " if division.sizes != before.sizes else "")
                 + (f"streams {streams}, " if division.streams != before.streams else "")
-                + f"learning rate times {self._factor():.4g} ({self._config.lr_scaling}); {decision.reason}",
+                + f"learning rate times {factor:.4g} ({self._config.lr_scaling}); {decision.reason}",
                 flush=True,
             )
-
-    def _factor(self) -> float:
-        """Returns the factor of the learning rate with the current batch."""
-        return lr_factor(self._config, self._engine.global_batch_size, self._plan.global_batch_size)
 
     def _note(self, iteration: int, decision: Decision, times: Optional[Times]) -> None:
         """A line of decisions.jsonl (docs/formats.md), by rank 0."""

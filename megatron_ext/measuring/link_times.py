@@ -85,7 +85,8 @@ def collectives(nodes: Sequence[Sequence[int]], device: torch.device) -> List[Di
     found = []
     across = [list(ranks) for ranks in zip(*nodes)]
     for between, groups in ((False, [list(ranks) for ranks in nodes]), (True, across)):
-        for count in _counts(max(map(len, groups))):
+        most = max(map(len, groups))
+        for count in sorted({*(1 << power for power in range(1, most.bit_length())), most} - {1}):
             some = [ranks[:count] for ranks in groups if len(ranks) >= count]
             own = _own_group(some, device)
             for operation in OPERATIONS if own is not None else ():
@@ -108,11 +109,6 @@ def _own_group(
             own = group, ranks
     _together(device, None)
     return own
-
-
-def _counts(most: int) -> List[int]:
-    """2, 4, 8, ... and the most."""
-    return sorted({*(1 << power for power in range(1, most.bit_length())), most} - {1})
 
 
 def _collective(

@@ -18,7 +18,6 @@ from megatron_ext.contract.errors import is_out_of_memory
 from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import schedule
-from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.engine.executor.executor import Chunk, Executor
 from megatron_ext.engine.executor.messages import Message
 from megatron_ext.engine.executor.pace import Pace
@@ -108,7 +107,7 @@ class Copies:
         while len(self._copies) < count:
             self._copies.append(self._copy())
         first, *copies = map(self._worker, range(count))
-        workers = Workers(first, self._actions, self._device, copies)
+        workers = Workers(first, lambda count: schedule(self._plan.schedule, 1, 1, count)[0], self._device, copies)
         try:
             for _ in range(WARM_UP):
                 self._step(workers, micro, count)
@@ -177,6 +176,3 @@ class Copies:
         loss = self._loss(left, micro)
         self._marks.set()
         return loss
-
-    def _actions(self, micro_batches: int) -> Sequence[Action]:
-        return schedule(self._plan.schedule, 1, 1, micro_batches)[0]

@@ -71,21 +71,21 @@ class TensorGroup(NamedTuple):
         """Goes from outside into a parallel region: the whole sequence on every rank, whose gradients are summed."""
         if self.size == 1:
             return x
-        return _Gather.apply(x, self) if self.sequence_parallel else _Copy.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _gathered(x, self) if self.sequence_parallel else _copied(x, self)
 
     def leave(self, x: Tensor) -> Tensor:
         """Out of a parallel region: the sum of all ranks' partial results."""
         if self.size == 1:
             return x
-        return _Scatter.apply(x, self) if self.sequence_parallel else _Reduce.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _scattered(x, self) if self.sequence_parallel else _reduced(x, self)
 
     def gather(self, x: Tensor) -> Tensor:
         """[…, width / size] -> [… width] on every rank, which all then compute the same with."""
-        return x if self.size == 1 else _GatherLast.apply(x, self)  # type: ignore[no-untyped-call]
+        return x if self.size == 1 else _gathered_last(x, self)
 
     def split(self, x: Tensor) -> Tensor:
         """The inverse of `gather`: from what all ranks have alike to a rank's share of the last dimension."""
-        return x if self.size == 1 else _SplitLast.apply(x, self)  # type: ignore[no-untyped-call]
+        return x if self.size == 1 else _split_last(x, self)
 
     def positions(self, sequence: int) -> slice:
         """This rank's share of the sequence outside parallel regions."""
@@ -107,7 +107,7 @@ class TensorGroup(NamedTuple):
         if not self.sequence_parallel or self.size == 1:
             return x[:, 0]
         own = x[:, 0] if self.rank == 0 else x[:, 0] * 0.0
-        return _Copy.apply(_Reduce.apply(own, self), self)  # type: ignore[no-any-return, no-untyped-call]
+        return _copied(_reduced(own, self), self)
 
     def alike(self, x: Tensor) -> Tensor:
         """The same x, which every rank computed alike from `first_token`.
@@ -131,83 +131,6 @@ class _Part(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
         return gradient / ctx.size, None
-
-
-class _Copy(Function):
-    """Identity; sums the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        ctx.tensor = tensor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return reduce(gradient, ctx.tensor), None
-
-
-class _Reduce(Function):
-    """Sums; identity for the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        return reduce(x, tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return gradient, None
-
-
-class _Gather(Function):
-    """[batch, sequence / size, …] -> [batch, sequence, …]; sums and scatters the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        ctx.tensor = tensor
-        return _gather(x, tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return _sum_scatter(gradient, ctx.tensor), None
-
-
-class _Scatter(Function):
-    """[batch, sequence, …] -> the sum's share [batch, sequence / size, …]; gathers the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        ctx.tensor = tensor
-        return _sum_scatter(x, tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return _gather(gradient, ctx.tensor), None
-
-
-class _GatherLast(Function):
-    """Gathers the last dimension; a share of the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        ctx.tensor = tensor
-        return _gather_last(x, tensor)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return gradient.chunk(ctx.tensor.size, -1)[ctx.tensor.rank].contiguous(), None
-
-
-class _SplitLast(Function):
-    """A share of the last dimension; gathers the gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
-        ctx.tensor = tensor
-        return x.chunk(tensor.size, -1)[tensor.rank].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
-        return _gather_last(gradient, ctx.tensor), None
 
 
 def reduce(x: Tensor, tensor: TensorGroup, op: Any = dist.ReduceOp.SUM, name: str = "tensor-all-reduce") -> Tensor:
@@ -243,6 +166,33 @@ def _sum_scatter(x: Tensor, tensor: TensorGroup) -> Tensor:
         return own
     total = reduce(x, tensor, name=_REDUCE_SCATTER)  # gloo has no reduce-scatter
     return total.chunk(tensor.size, 1)[tensor.rank].contiguous()
+
+
+def _own_last(x: Tensor, tensor: TensorGroup) -> Tensor:
+    return x.chunk(tensor.size, -1)[tensor.rank].contiguous()
+
+
+def _function(there: Callable[..., Tensor], back: Callable[..., Tensor]) -> Callable[[Tensor, TensorGroup], Tensor]:
+    """An operation of a tensor group: what becomes of x, and of the gradients."""
+
+    class Both(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, tensor: TensorGroup) -> Tensor:
+            ctx.tensor = tensor
+            return there(x, tensor)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tuple[Tensor, None]:
+            return back(gradient, ctx.tensor), None
+
+    return Both.apply
+
+
+_copied = _function(lambda x, _: x.view_as(x), reduce)
+_reduced = _function(reduce, lambda gradient, _: gradient)
+_gathered, _scattered = _function(_gather, _sum_scatter), _function(_sum_scatter, _gather)
+"""Between [batch, sequence / size, …] and [batch, sequence, …]."""
+_gathered_last, _split_last = _function(_gather_last, _own_last), _function(_own_last, _gather_last)
 
 
 def vocab_embedding(

@@ -187,11 +187,8 @@ class AttentionLayer(nn.Module):
     def forward(self, x: Tensor, encoded: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:
         """[batch, sequence, hidden], [batch, context, hidden] and, 0 where there is padding, [batch, context] -> the
         layer's result and what it attends to, [batch, sequence, hidden] both."""
-        decoded = _passed(self._decoded, self.recompute == "full", x)
+        decoded = _passed(lambda one: _run(self.lstm, one, self.kept), self.recompute == "full", x)
         return decoded, _passed(self.attend, self.recompute != "none", decoded, encoded, mask)
-
-    def _decoded(self, x: Tensor) -> Tensor:
-        return _run(self.lstm, x, self.kept)
 
     def attend(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
         if self.kept is not None:

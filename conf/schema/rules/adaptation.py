@@ -29,9 +29,8 @@ def check(adapt: Adapt, parallel: Parallel, train: Train, engine: Engine, execut
     if adapt.on and engine.kind is not EngineKind.tdpp:
         changes = "adapt.rebalance=true" if adapt.rebalance else f"adapt.rule={rule}"
         raise ConfigError(
-            f"engine.kind={engine.kind} cannot be combined with {changes}; use "
-            f"engine.kind={EngineKind.tdpp}, or "
-            "leave adapt out"
+            f"engine.kind={engine.kind} cannot be combined with {changes}; use engine.kind={EngineKind.tdpp}, or leave "
+            "adapt out"
         )
     rehearsed = executor.rehearse is not Rehearse.none and rule is not Rule.none
     if rehearsed and executor.noise is None:
@@ -59,15 +58,13 @@ def _check_plan(adapt: Adapt, parallel: Parallel, train: Train) -> None:
     if str(parallel.schedule) not in OF_ANY_COUNT:
         raise ConfigError(
             f"parallel.schedule={parallel.schedule} cannot be combined with {wrong}: it does not work with every "
-            f"number of "
-            f"micro-batches; use parallel.schedule={' or '.join(OF_ANY_COUNT)}"
+            f"number of micro-batches; use parallel.schedule={' or '.join(OF_ANY_COUNT)}"
         )
     if not parallel.layout.even:
         most = max(parallel.layout.replicas)
         raise ConfigError(
             f"parallel.replicas={parallel.replicas} cannot be combined with {wrong}, which gives each replica its own "
-            f"share; "
-            f"use the same number of replicas on each stage: parallel.replicas=null parallel.data={most}"
+            f"share; use the same number of replicas on each stage: parallel.replicas=null parallel.data={most}"
         )
     if adapt.rebalance and parallel.data == 1 and not adapt.micro_batch_sizes and not adapt.streams:
         raise ConfigError(
@@ -157,8 +154,7 @@ def check_elastic(
         )
     if elastic.by is not None and executor.kind is ExecutorKind.hosts:
         raise ConfigError(
-            f"elastic.by={elastic.by} cannot be combined with executor.kind=hosts, whose machines are "
-            f"named one by "
+            f"elastic.by={elastic.by} cannot be combined with executor.kind=hosts, whose machines are named one by "
             "one; use executor=slurm or executor=local, or leave elastic.by out"
         )
     on_slurm = executor.kind is ExecutorKind.slurm
@@ -171,8 +167,7 @@ def check_elastic(
     if elastic.enabled and on_slurm and executor.het is Het.hetjob and groups > 1:
         raise ConfigError(
             "executor.het=hetjob cannot be combined with elastic.enabled=true: Slurm ends a whole heterogeneous job "
-            "when one "
-            "part loses its nodes; use executor.het=jobs"
+            "when one part loses its nodes; use executor.het=jobs"
         )
 
 

@@ -49,8 +49,7 @@ def check_notify(notify: Notify, executor: Executor) -> None:
     """Whether somebody can be told in this way."""
     if notify.mail is not None and executor.kind != "slurm":
         raise ConfigError(
-            f"notify.mail={notify.mail} needs Slurm, which sends the mail, but "
-            f"executor.kind={executor.kind}; use "
+            f"notify.mail={notify.mail} needs Slurm, which sends the mail, but executor.kind={executor.kind}; use "
             "notify.command or notify.webhook"
         )
 

@@ -34,9 +34,8 @@ def check_partition(partition: Partition, parallel: Parallel, model: Model) -> N
         )
     if stages != parallel.virtual_stages:
         raise ConfigError(
-            f"parallel.partition={partition} has {plural(stages, 'stage')}, but "
-            f"parallel.pipeline={parallel.pipeline}; use parallel.pipeline={stages}, or a partition such as "
-            f"{Partition.even(layers, parallel.pipeline)}"
+            f"parallel.partition={partition} has {plural(stages, 'stage')}, but parallel.pipeline={parallel.pipeline}; "
+            f"use parallel.pipeline={stages}, or a partition such as {Partition.even(layers, parallel.pipeline)}"
         )
     if total != layers:
         raise ConfigError(

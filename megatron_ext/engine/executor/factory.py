@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Callable, List, Optional, Sequence, Type
 
@@ -21,32 +22,25 @@ from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors
 from megatron_ext.timeline.recorder import Recorder
 
 
+@dataclass(eq=False)
 class ExecutorFactory:
     """Makes executors and chunks for one rank."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        task: Task,
-        parts: Sequence[Part],
-        virtual_stages: Sequence[int],
-        tensor: TensorGroup,
-        peers: Channels,
-        loss: Callable[[Tensors, Micro], Tensor],
-        kind: Type[Executor],
-    ) -> None:
-        """`parts` are those of all virtual stages, `virtual_stages` the numbers of the rank's own."""
-        self._plan = plan
-        self._task = task
-        self._parts = parts
-        self._virtual_stages = virtual_stages
-        self._tensor = tensor
-        self._peers = peers
-        self._loss = loss
-        self._kind = kind
-        self._device = torch.device(plan.device)
-        self.weights: Optional[BlockWeights] = None
-        """What has the weights of blocks where replicas keep a share of them."""
+    _plan: Plan
+    _task: Task
+    _parts: Sequence[Part]
+    """Of all virtual stages."""
+    _virtual_stages: Sequence[int]
+    """The numbers of the rank's own."""
+    _tensor: TensorGroup
+    _peers: Channels
+    _loss: Callable[[Tensors, Micro], Tensor]
+    _kind: Type[Executor]
+    weights: Optional[BlockWeights] = None
+    """What has the weights of blocks where replicas keep a share of them."""
+
+    def __post_init__(self) -> None:
+        self._device = torch.device(self._plan.device)
 
     def executor(self, stages: Sequence[Stage], size: int, recorder: Recorder, later: WeightGradients) -> Executor:
         """Makes one for micro-batches of `size` samples; `stages` are the rank's own, or copies of them."""

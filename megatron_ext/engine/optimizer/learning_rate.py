@@ -41,40 +41,6 @@ def rate_of(plan: Plan, updates: float, consumed: int, batch: int) -> float:
     return factor * learning_rate(consumed / plan.global_batch_size, plan.train)
 
 
-def _cosine(updates: float, train: TrainConfig) -> float:
-    """Half a cosine (Loshchilov and Hutter 2017, equation 5, without restarts)."""
-    return _down(updates, train, lambda done: 0.5 * (math.cos(math.pi * done) + 1.0))
-
-
-def _polynomial(updates: float, train: TrainConfig) -> float:
-    """(1 - done)^power: torch's PolynomialLR, towards `min_lr`."""
-    return _down(updates, train, lambda done: (1.0 - done) ** train.lr_power)
-
-
-def _linear(updates: float, train: TrainConfig) -> float:
-    """torch's LinearLR from 1 to min_lr / lr."""
-    return _down(updates, train, lambda done: 1.0 - done)
-
-
-def _step(updates: float, train: TrainConfig) -> float:
-    """torch's StepLR."""
-    return _falling(train, (updates - train.lr_warmup_iterations) // _step_length(train))
-
-
-def _exponential(updates: float, train: TrainConfig) -> float:
-    """torch's ExponentialLR, where a step has one iteration."""
-    return _falling(train, (updates - train.lr_warmup_iterations) / _step_length(train))
-
-
-def _noam(updates: float, train: TrainConfig) -> float:
-    """Falls with the inverse square root (Vaswani et al. 2017, equation 3): `lr` is the rate after the warm-up."""
-    return max(train.min_lr, train.lr * math.sqrt(train.lr_warmup_iterations / updates))
-
-
-def _constant(_: float, train: TrainConfig) -> float:
-    return train.lr
-
-
 def _down(updates: float, train: TrainConfig, share: Callable[[float], float]) -> float:
     """From `lr` to `min_lr`, of whose difference `share` says how much is left when a part of the way is done."""
     if updates >= train.lr_decay_iterations:
@@ -93,11 +59,17 @@ def _step_length(train: TrainConfig) -> int:
 
 
 _POLICIES: Dict[str, Callable[[float, TrainConfig], float]] = {
-    COSINE: _cosine,
-    CONSTANT: _constant,
-    STEP: _step,
-    POLYNOMIAL: _polynomial,
-    EXPONENTIAL: _exponential,
-    NOAM: _noam,
-    LINEAR: _linear,
+    # Half a cosine (Loshchilov and Hutter 2017, equation 5, without restarts).
+    COSINE: lambda updates, train: _down(updates, train, lambda done: 0.5 * (math.cos(math.pi * done) + 1.0)),
+    CONSTANT: lambda _, train: train.lr,
+    # torch's StepLR.
+    STEP: lambda updates, train: _falling(train, (updates - train.lr_warmup_iterations) // _step_length(train)),
+    # (1 - done)^power: torch's PolynomialLR, towards `min_lr`.
+    POLYNOMIAL: lambda updates, train: _down(updates, train, lambda done: (1.0 - done) ** train.lr_power),
+    # torch's ExponentialLR, where a step has one iteration.
+    EXPONENTIAL: lambda updates, train: _falling(train, (updates - train.lr_warmup_iterations) / _step_length(train)),
+    # Falls with the inverse square root (Vaswani et al. 2017, equation 3): `lr` is the rate after the warm-up.
+    NOAM: lambda updates, train: max(train.min_lr, train.lr * math.sqrt(train.lr_warmup_iterations / updates)),
+    # torch's LinearLR from 1 to min_lr / lr.
+    LINEAR: lambda updates, train: _down(updates, train, lambda done: 1.0 - done),
 }

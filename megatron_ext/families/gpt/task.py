@@ -2,15 +2,106 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import partial
-from typing import Tuple, Type
+from typing import Optional, Tuple, Type
 
+from torch import Tensor
+
+from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.models.pieces import Stack
 from megatron_ext.contract.plan import Plan
-from megatron_ext.families.gpt.layer import CappedHead, GptEmbedding, GptLayer, PackedEmbedding, PackedLayer
-from megatron_ext.families.gpt.options import GptOptions
+from megatron_ext.families.gpt.options import GptOptions, slides, window_of
+from megatron_ext.parallel.fused import Fused
+from megatron_ext.parallel.tensor_parallel import TensorGroup, reduce
+from megatron_ext.tasks.language.attention import softly_capped
 from megatron_ext.tasks.language.language_task import NextTokenTask
-from megatron_ext.tasks.language.transformer import Head
+from megatron_ext.tasks.language.norms import norm
+from megatron_ext.tasks.language.transformer import Embedding, Head, TransformerLayer, empty_linear, gelu_gated
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
+
+
+class GptLayer(TransformerLayer):
+    """Pre-norm attention and MLP."""
+
+    def __init__(
+        self, config: ModelConfig, tensor: TensorGroup, stack: Stack, recompute: str, name: str, seed: int
+    ) -> None:
+        super().__init__(config, tensor, stack, recompute, name, seed)
+        own = config.own(GptOptions)
+        number = int(name.rpartition(".")[2])
+        self.window = window_of(own, number, config.sequence_length)
+        if own.add_qkv_bias and not config.attention_bias:
+            self.qkv = empty_linear(config.hidden, self.qkv.out_features, True)
+        self.softcap = own.attention_softcap
+        self.factor = math.sqrt(config.head_width / own.query_scalar) if own.query_scalar is not None else 1.0
+        if own.geglu:
+            self.gate = gelu_gated
+        if own.sliding_rotary_base is not None and slides(own, number):
+            self.turned = replace(config, rotary_base=own.sliding_rotary_base)
+        self.post_norms = own.post_norms
+        if self.post_norms:
+            self.attention_post_norm, self.mlp_post_norm = norm(config), norm(config)
+        self.normalizes = own.qk_layernorm
+        if self.normalizes:
+            self.query_norm, self.key_norm = norm(config, config.head_width), norm(config, config.head_width)
+            if tensor.size > 1 and not tensor.sequence_parallel:  # which sums these gradients anyway
+                for part in (self.query_norm, self.key_norm):
+                    for parameter in part.parameters():
+                        parameter.register_hook(lambda gradient: reduce(gradient, tensor))  # type: ignore[no-untyped-call]
+
+    def normalized(self, query: Tensor, key: Tensor) -> Tuple[Tensor, Tensor]:
+        if self.normalizes:
+            query, key = self.query_norm(query), self.key_norm(key)
+        return (query if self.factor == 1.0 else query * self.factor), key
+
+    def given(self, y: Tensor, part: str) -> Tensor:
+        if not self.post_norms:
+            return y
+        normed: Tensor = (self.attention_post_norm if part == "attention" else self.mlp_post_norm)(y)
+        return normed
+
+
+class GptEmbedding(Embedding):
+    """The embedding, whose vectors may be scaled."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup, seed: int) -> None:
+        super().__init__(config, tensor, seed)
+        if config.own(GptOptions).scale_embedding:
+            self.factor = math.sqrt(config.hidden)
+
+
+class CappedHead(Head):
+    """The head, whose logits have a soft cap."""
+
+    def __init__(self, config: ModelConfig, tensor: TensorGroup) -> None:
+        super().__init__(config, tensor)
+        self.softcap = config.own(GptOptions).logits_softcap
+
+    def logits(self, x: Tensor) -> Tensor:
+        return _capped(super().logits(x), self.softcap)
+
+
+class PackedEmbedding(GptEmbedding):
+    """The embedding of documents that share a sequence."""
+
+    def forward(self, tokens: Tensor, number: Optional[Tensor] = None, positions: Optional[Tensor] = None) -> Tensor:
+        return self.embedded(tokens, number, positions=positions)
+
+
+class PackedLayer(GptLayer):
+    """In which documents that share a sequence do not see each other."""
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, number: Optional[Tensor] = None, positions: Optional[Tensor] = None
+    ) -> Tensor:
+        return self.passed(x, number, positions=positions)
+
+
+@Fused
+def _capped(logits: Tensor, cap: float) -> Tensor:
+    return softly_capped(logits, cap)
 
 
 class GptTask(NextTokenTask):

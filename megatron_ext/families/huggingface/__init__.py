@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, Optional, Tuple
+from typing import Dict, Tuple
 
 from megatron_ext.contract.files import read_regular_text, why
 from megatron_ext.contract.models.hf_config import HfConfig, HfConfigError, config_file
@@ -69,16 +69,12 @@ def _sizes(config: HfConfig) -> Dict[str, int]:
     """Those that a file gives."""
     found = {**WITHOUT}
     for key, names in NAMES.items():
-        name = _named(config, names)
+        name = next((name for name in names if config.content.get(name) is not None), None)
         if name is not None:
             found[key] = config.size(name)
     if config.sequence_length is not None:
         found["sequence_length"] = config.sequence_length
     return found
-
-
-def _named(config: HfConfig, names: Tuple[str, ...]) -> Optional[str]:
-    return next((name for name in names if config.content.get(name) is not None), None)
 
 
 FAMILY = _HuggingFace()

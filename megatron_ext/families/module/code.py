@@ -43,7 +43,7 @@ class UserCode(NamedTuple):
         """
         found = getattr(self.module, name, None)
         if found is not None and not callable(found):
-            raise EngineError(f"model.code={self.spec}: {name} must be a function, not {_article(found)}")
+            raise EngineError(f"model.code={self.spec}: {name} must be a function, not a {type(found).__name__}")
         return found
 
     @contextmanager
@@ -176,10 +176,6 @@ def _names(module: ModuleType, name: str) -> str:
     ]
     near = get_close_matches(name, own, 1)
     return f"did you mean {near[0]}?" if near else f"it defines {', '.join(own) or 'no class and no function'}"
-
-
-def _article(value: object) -> str:
-    return f"a {type(value).__name__}"
 
 
 META, CPU = "meta", "cpu"

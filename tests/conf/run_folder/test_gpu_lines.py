@@ -36,7 +36,7 @@ BUSY = replace(
         GpuProcess(pid=8, memory_mib=12, ours=None),
     ),
 )
-MUTE = GpuSample.lost(index=2, uuid="GPU-2", name="NVIDIA A100-SXM4-40GB", fault="GPU is lost")
+MUTE = GpuSample(index=2, uuid="GPU-2", name="NVIDIA A100-SXM4-40GB", fault="GPU is lost")
 READING = GpuReading(unix=1_700_000_000, host="n060", number=13, interval_s=10, gpus=(IDLE, BUSY, MUTE))
 TROUBLE = GpuTrouble(unix=1_700_000_000, text="no GPU on n060: Driver Not Loaded")
 

@@ -31,7 +31,7 @@ WORK = GpuSample(
 SPIN = replace(WORK, utilisation=100, power_w=66)
 REST = replace(WORK, utilisation=0, power_w=55)
 HALF = replace(WORK, utilisation=40, power_w=60)
-LOST = GpuSample.lost(index=0, uuid="GPU-0", name="NVIDIA A10", fault="GPU is lost")
+LOST = GpuSample(index=0, uuid="GPU-0", name="NVIDIA A10", fault="GPU is lost")
 
 
 def reading(gpus: Sequence[GpuSample], unix: int, number: int) -> GpuReading:

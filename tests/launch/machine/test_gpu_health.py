@@ -23,7 +23,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 def found(*xids: tuple[str, int], others: bool = False, log_readable: bool = True) -> list[str]:
     source = Gpus()
     process = GpuProcess(pid=7, memory_mib=300, ours=False)
-    sample = GpuSample.lost(index=0, uuid=uuid(0), name="", fault="")
+    sample = GpuSample(index=0, uuid=uuid(0), name="", fault="")
     samples = [GpuSample(**{**vars(sample), "processes": (process,)})] if others else []
     return faults(source.health(), samples, xids, log_readable=log_readable)
 

@@ -31,7 +31,7 @@ A10 = GpuSample(
     processes=(),
 )
 SECOND = replace(A10, index=1, uuid=uuid(1))
-MUTE = GpuSample.lost(index=0, uuid=uuid(0), name="NVIDIA A10", fault="")
+MUTE = GpuSample(index=0, uuid=uuid(0), name="NVIDIA A10", fault="")
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ def test_what_slowed_a_gpu_is_counted_while_the_run_computed():
 
 
 def test_a_gpu_that_tells_nothing_or_is_lost_is_listed(run: Path):
-    lost = GpuSample.lost(index=0, uuid="GPU-0", name="NVIDIA A10", fault="GPU is lost")
+    lost = GpuSample(index=0, uuid="GPU-0", name="NVIDIA A10", fault="GPU is lost")
     (run / "nodes/g0-0.gpu").write_text(readings((lost,)))
     said, _ = report(run)
     assert "No GPU reported its utilisation." in said
@@ -255,7 +255,7 @@ def test_a_gpu_that_tells_nothing_or_is_lost_is_listed(run: Path):
 
 
 def test_of_several_gpus_the_lost_one_comes_first_and_the_others_have_no_fault(run: Path):
-    lost = GpuSample.lost(index=3, uuid="GPU-3", name="NVIDIA A10", fault="GPU is lost")
+    lost = GpuSample(index=3, uuid="GPU-3", name="NVIDIA A10", fault="GPU is lost")
     (run / "nodes/g0-0.gpu").write_text(readings((sample(0, 98, 140), sample(1, 40, None), lost)))
     report(run)
     assert row(run, "GPUs", "g0-0")[1:] == ["3", "NVIDIA A10", "–", "– of –", "– of –", "–", "GPU is lost"]
