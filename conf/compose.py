@@ -12,12 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import (
-    ConfigKeyError,
-    InterpolationResolutionError,
-    MissingMandatoryValue,
-    OmegaConfBaseException,
-)
+from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 
 from conf.blocks_of_module import count_blocks
 from conf.composition_cache import kept

@@ -19,9 +19,9 @@ from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.rules.engine import MEGATRON_CORE
+from megatron_ext.contract.rules.engine import MEGATRON_CORE, MEGATRON_LM
 from megatron_ext.data.samples import BEGINNING, Position, Samples
 from megatron_ext.engine.adaptation import FixedBatch, adaptation_of
 from megatron_ext.engine.evaluation import Evaluation, Evaluator, samples_to_evaluate

@@ -21,8 +21,9 @@ from conf.errors import RunFolderError
 from conf.run_folder import run_files, run_folders
 from conf.run_folder.json_values import typed
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.plan import KEYS, Plan
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault
+from megatron_ext.contract.plan_content import KEYS
 from megatron_ext.contract.run_files import FileName, RunFiles
 
 T = TypeVar("T")

@@ -19,13 +19,7 @@ from megatron_ext.contract.models import keys
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.models.images import ImageFamily, counted_blocks, depths_of
 from megatron_ext.contract.models.keys import DEFAULT, DEPTHS
-from megatron_ext.contract.models.model import (
-    OPTIONS,
-    SIZES,
-    ModelConfig,
-    family_named,
-    family_names,
-)
+from megatron_ext.contract.models.model import OPTIONS, SIZES, ModelConfig, family_named, family_names
 from megatron_ext.contract.models.model import Family as Traits
 from megatron_ext.contract.models.rules import broken_by_model
 

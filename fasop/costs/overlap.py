@@ -15,7 +15,7 @@ from conf.schema.experiment import Model
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.sizes import embedding_parameters, layer_parameters
-from megatron_ext.contract.plan import BUCKET_BYTES
+from megatron_ext.contract.parallel_config import BUCKET_BYTES
 
 SUM_BYTES = 4
 """Bytes of a gradient, as tdpp's engine sums it."""

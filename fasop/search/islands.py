@@ -31,7 +31,7 @@ from fasop.simulation.islands import by_island, durations_of
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.shares import best_shares, replicas_of
 from megatron_ext.contract.layout import lcm
-from megatron_ext.contract.plan import BUCKET_BYTES
+from megatron_ext.contract.parallel_config import BUCKET_BYTES
 
 Rooms = Sequence[Sequence[NodeKind]]
 

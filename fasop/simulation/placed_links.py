@@ -20,7 +20,7 @@ from fasop.costs.network.pair_placement import PairUses, place_pairs
 from fasop.costs.network.placement import Placement, Uses
 from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.training import Training
-from megatron_ext.contract.plan import BUCKET_BYTES
+from megatron_ext.contract.parallel_config import BUCKET_BYTES
 
 
 class Messages(NamedTuple):

@@ -44,7 +44,8 @@ from launch.observe.look import observe
 from launch.tracking.run_info import require_ready
 from megatron_ext.contract.files import digest_of_file, read_regular, why, write_atomic
 from megatron_ext.contract.models.hf_config import config_file
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.rules.engine import MEGATRON_LM
 from megatron_ext.contract.worker import TOKEN
 
 

@@ -206,6 +206,9 @@ class Shards(Word):
     """In proportion to the memory that is left on their GPUs, such as of 24 and of 80 GiB."""
 
 
+BUCKET_BYTES = 16 * 2**20
+"""Bytes of gradients that one message sums at least: large enough for bandwidth, small enough to overlap. A larger
+matrix is a message of its own."""
 BUCKETS_UNDER_WAY = 2
 """Buckets of gradients that a rank sums at once with `zero=2`; the next one waits for the first of them."""
 SCATTERED = 2

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.parallel_config import GATHERED, SCATTERED
-from megatron_ext.contract.plan import BUCKET_BYTES, Plan
+from megatron_ext.contract.parallel_config import BUCKET_BYTES, GATHERED, SCATTERED
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.deal import SampleDivision

@@ -14,8 +14,9 @@ from conf.errors import RunFolderError
 from conf.run_folder.log_lines import LogText
 from conf.run_folder.run_files import opened, unreadable
 from megatron_ext.contract.layout import Layout as Grid
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place, RunNode
+from megatron_ext.contract.rules.engine import MEGATRON_LM
 from reports.errors import NeitherError, ReportError
 from reports.readers import upstream_log
 from reports.readers.events import EVENT, Timeline, frame

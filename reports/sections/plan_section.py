@@ -15,7 +15,8 @@ from conf.schema.values.partition import Partition
 from conf.visible import plural
 from megatron_ext.contract.models.keys import DEFAULT
 from megatron_ext.contract.parallel_config import Offload
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.rules.engine import MEGATRON_LM
 from reports.facts.labels import dashed, schedule_name
 from reports.figures.page import Cell, Row, bullets, copyable, leaves, table
 from reports.readers.hardware import ProfileFile

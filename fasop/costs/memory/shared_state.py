@@ -12,8 +12,7 @@ from fasop.costs.network.links import Number
 from fasop.costs.overlap import LARGE_PARTS
 from fasop.costs.sizes import head_parameters, word_parameters
 from fasop.costs.training import Training
-from megatron_ext.contract.parallel_config import BUCKETS_UNDER_WAY, PIECE, SLOTS
-from megatron_ext.contract.plan import BUCKET_BYTES
+from megatron_ext.contract.parallel_config import BUCKET_BYTES, BUCKETS_UNDER_WAY, PIECE, SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ from launch.doctor.judge import checkpoint_bytes
 from launch.errors import LaunchError
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
-from megatron_ext.contract.plan import MEGATRON_LM, Plan
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.rules.engine import MEGATRON_LM
 
 Preflight = Callable[[Experiment], Sequence[str]]
 _MOST_PROVED = 2000

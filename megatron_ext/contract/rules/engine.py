@@ -15,7 +15,8 @@ from megatron_ext.contract.train_config import ADAM, ADAMW, BACKOFF, OPTIONS
 
 Faults = Iterator[Tuple[str, Any, str]]
 """Each is a key, its value and what this must be."""
-MEGATRON_CORE = "megatron_core"
+TDPP, MEGATRON_CORE, MEGATRON_LM = ENGINES = ("tdpp", "megatron_core", "megatron_lm")
+"""What trains."""
 WITH = f"with engine={MEGATRON_CORE}"
 LATENT = "multi_latent_attention"
 """Megatron-Core's option of attention with compressed queries, keys and values (DeepSeek-V2)."""

@@ -29,7 +29,7 @@ class ExecutorFactory:
     _plan: Plan
     _task: Task
     _parts: Sequence[Part]
-    """Of all virtual stages."""
+    """All virtual stages' parts."""
     _virtual_stages: Sequence[int]
     """The numbers of the rank's own."""
     _tensor: TensorGroup

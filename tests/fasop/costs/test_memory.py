@@ -30,8 +30,8 @@ from fasop.costs.training import Training
 from fasop.simulation.predict import predict
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.parallel_config import PIECE, SLOTS, Offload
-from megatron_ext.contract.plan import BUCKET_BYTES, Plan
+from megatron_ext.contract.parallel_config import BUCKET_BYTES, PIECE, SLOTS, Offload
+from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import schedule
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.families.tasks import stage_of

@@ -20,7 +20,8 @@ from fasop.simulation.iteration import Durations
 from fasop.simulation.predict import planned
 from fasop.simulation.ranks.replicas import Replicas
 from launch.control.planning.plan import make_plan
-from megatron_ext.contract.plan import BUCKET_BYTES, Plan
+from megatron_ext.contract.parallel_config import BUCKET_BYTES
+from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from megatron_ext.contract.plan import ModelConfig
+from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.language.transformer import TransformerLayer

@@ -13,7 +13,8 @@ import pytest
 from conf.compose import compose
 from launch.control.planning.dry_run import stage_contents as dry_run_contents
 from launch.control.planning.plan import make_plan
-from megatron_ext.contract.plan import Plan, PlanFault
+from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_check import PlanFault
 from reports.readers.record import stage_contents
 from reports.sections.plan_section import plan_section
 
