@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from conf.reading.values import parse_key_values, path
 from conf.run_folder.run_folders import usual_runs_dir
-from conf.run_folder.rundir import RunDir
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, parse
 from launch.commands.output_files import check_plan_free, check_writable, write
-from launch.commands.searching import graph, plans, shares, stages
+from launch.commands.searching import plans, shares
 from launch.screen import print_table
 
 if TYPE_CHECKING:
+    from conf.run_folder.rundir import RunDir
     from conf.schema.experiment import Experiment
 
 
@@ -88,14 +88,22 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         TdppError: what is asked for cannot be read, searched or written.
     """
-    if any(word in ("-h", "--help") for word in argv):
-        print(graph.USAGE if graph.asked(argv) else USAGE)
+    help_asked = any(word in ("-h", "--help") for word in argv)
+    if any(word.startswith("graph=") for word in argv):
+        from launch.commands.searching import graph  # few searches are of a graph, or of stages without a flush
+
+        if not help_asked:
+            return graph.main(argv)
+        print(graph.USAGE)
+        return 0
+    if help_asked:
+        print(USAGE)
         return 0
     if shares.asked(argv):
         return shares.main(argv)
-    if graph.asked(argv):
-        return graph.main(argv)
-    if stages.asked(argv):
+    if "parallel.schedule=pipedream" in argv:
+        from launch.commands.searching import stages
+
         return stages.main(argv)
     args = parse(argv)
     for file in (args.csv, args.page, args.calibrate):
@@ -113,6 +121,7 @@ def main(argv: Sequence[str]) -> int:
 def validate(args: Arguments) -> int:
     """Prints what runs took beside what was predicted of them."""
     from conf.compose import read_experiment
+    from conf.run_folder.rundir import RunDir
     from fasop.costs.calibration import read_calibration
     from fasop.simulation.predict import predict
     from fasop.tables import accuracy_tables as tables

@@ -6,10 +6,13 @@ import os
 import shlex
 import sys
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from conf.run_folder.run_folders import usual_runs_dir
-from conf.run_folder.rundir import RunDir
 from conf.visible import visible
+
+if TYPE_CHECKING:
+    from conf.run_folder.rundir import RunDir
 
 
 class State(StrEnum):

@@ -52,11 +52,6 @@ its profiler, or of 'tdpp profile'. The machines are given as levels of a networ
                      ranks and its driver's configurations"""
 
 
-def asked(argv: Sequence[str]) -> bool:
-    """Whether a command line of `tdpp search` is about a profiled graph."""
-    return any(word.startswith("graph=") for word in argv)
-
-
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp search <argv>`, of which one word is graph=.
 

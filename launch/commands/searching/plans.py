@@ -18,8 +18,6 @@ from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from launch.commands.output_files import plan_path, write
-from launch.control.executors.sbatch import component
-from launch.control.executors.slurm import shortages
 from launch.errors import LaunchError
 from launch.judge.state import print_next
 from launch.machine import slurm_commands
@@ -282,6 +280,9 @@ def nodes_now(cluster: Cluster) -> Iterator[str]:
     """A note for each group of which Slurm has fewer usable nodes than the cluster's file says."""
     if shutil.which("sinfo") is None:
         return
+    from launch.control.executors.sbatch import component  # few machines need it
+    from launch.control.executors.slurm import shortages
+
     try:
         rows = parse(slurm_commands.nodes(TIMEOUT_S))
     except SlurmSilent as error:

@@ -34,11 +34,6 @@ ONLY: Mapping[str, object] = {"tensor": 1, "chunks": 1, "sharded_optimizer": Fal
 """The one value of what else a search tries, by key of `parallel`."""
 
 
-def asked(argv: Sequence[str]) -> bool:
-    """Whether a command line of `tdpp search` is about a pipeline without a flush."""
-    return ASKED in argv
-
-
 def _require_one_way(given: Mapping[str, tuple[Any, ...]]) -> None:
     """Raises SearchError for values of a plan that a stage without a flush does not take."""
     for key, values in given.items():
