@@ -13,7 +13,6 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.parallel_config import Recompute
@@ -167,8 +166,8 @@ def fixed_bytes(flat: FlatWeights) -> int:
     return (ADAM_BYTES + master) * flat.weight.numel()
 
 
-class Room:
-    """A rank that trains the whole model alone, with micro-batches of any size."""
+class WholeModel:
+    """A rank that trains the whole model alone, as far as it has memory."""
 
     def __init__(
         self, plan: Plan, device: torch.device, memory_bytes: Optional[int], host: Optional[HostMemory] = None
@@ -177,25 +176,67 @@ class Room:
 
         Raises what torch does where there is no room for the model itself.
         """
-        self._device = device
-        self._memory = memory_bytes
-        self._seed = plan.train.seed
-        self._task = task = task_of(replace(plan, recompute=Recompute.none))
-        owned: Dict[str, nn.Parameter] = {}
-        (part,) = cut_between(task, [list(task.blocks)])
-        self._stage = Stage(task, part, TensorGroup(), owned)
+        self._plan, self._device, self._memory, self._host = plan, device, memory_bytes, host
+        self._task = task_of(replace(plan, recompute=Recompute.none))
+        self._stage = self._new_stage()
         self._stage.initialise(1)
         dtype = DTYPES[plan.train.precision]
         self._flat = FlatWeights(self._stage.parameters_by_name(), dtype, device)
         self._stage.place(device, dtype)
         self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
-        self._arrived: Dict[str, None] = {}
-        self._flat.tell(lambda name: self._arrived.setdefault(name))
-        self._host = host
         if host is not None:
             host.begin(fixed_bytes(self._flat))
-        self.short_of: Optional[str] = None
-        """Memory, as the last size that did not fit said it."""
+
+    def _new_stage(self) -> Stage:
+        (part,) = cut_between(self._task, [list(self._task.blocks)])
+        return Stage(self._task, part, TensorGroup(), {})
+
+    def _example(self, batch: int) -> Micro:
+        source = torch.Generator().manual_seed(self._plan.train.seed)
+        return self._task.example(batch, source).to(self._device)
+
+    def _lacks(self, samples: int, do: Callable[[], None]) -> Optional[str]:
+        """What ran out while so many samples were tried, in words; None where there was enough of it."""
+        try:
+            if self._host is not None:
+                self._host.require(samples)
+            do()
+            if self._host is not None:
+                self._host.tried(samples)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return reason_of(error)
+        finally:
+            self._clear()
+            gc.collect()
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+        return None
+
+    def _clear(self) -> None:
+        """Gives up what a trial has left, before memory is freed."""
+
+    def _require(self, kept: SavedTensors, copies: int = 1) -> None:
+        """Raises MemoryError where the declared memory is too little for so many copies of the model."""
+        needed = needed_bytes(self._flat, kept, copies)
+        assert self._memory is not None
+        if needed > self._memory:
+            raise MemoryError(f"out of memory: {needed} bytes of {self._memory}")
+
+
+class Room(WholeModel):
+    """Tries micro-batches of any size."""
+
+    short_of: Optional[str] = None
+    """Memory, as the last size that did not fit said it."""
+
+    def __init__(
+        self, plan: Plan, device: torch.device, memory_bytes: Optional[int], host: Optional[HostMemory] = None
+    ) -> None:
+        super().__init__(plan, device, memory_bytes, host)
+        self._arrived: Dict[str, None] = {}
+        self._flat.tell(lambda name: self._arrived.setdefault(name))
 
     def gradients(self) -> List[Tuple[str, int]]:
         """Parameters and their numbers of values, in the order in which the last pass had their gradients."""
@@ -203,27 +244,17 @@ class Room:
 
     def fits(self, batch: int) -> bool:
         """Whether two updates with such a micro-batch find memory; the second has the optimizer's values, too."""
-        try:
-            if self._host is not None:
-                self._host.require(batch)
+
+        def update() -> None:
             for _ in range(2):
                 self._update(batch)
-            if self._host is not None:
-                self._host.tried(batch)
-        except (MemoryError, RuntimeError) as error:
-            if not is_out_of_memory(error):
-                raise
-            self.short_of = reason_of(error)
-            return False
-        finally:
-            gc.collect()
-            if self._device.type == "cuda":
-                torch.cuda.empty_cache()
-        return True
+
+        lacking = self._lacks(batch, update)
+        self.short_of = lacking or self.short_of
+        return lacking is None
 
     def _update(self, batch: int) -> None:
-        source = torch.Generator().manual_seed(self._seed)
-        micro = self._task.example(batch, source).to(self._device)
+        micro = self._example(batch)
         self._arrived.clear()
         self._flat.grad.zero_()
         if self._memory is None:
@@ -238,10 +269,3 @@ class Room:
         loss = self._task.loss(left, micro, TensorGroup())
         forward_done()
         backward({"loss": loss * 1e-3}, {})
-
-    def _require(self, kept: SavedTensors) -> None:
-        """Raises MemoryError where the declared memory is too little."""
-        needed = needed_bytes(self._flat, kept)
-        assert self._memory is not None
-        if needed > self._memory:
-            raise MemoryError(f"out of memory: {needed} bytes of {self._memory}")

@@ -6,30 +6,24 @@ a CUDA stream of its own. How many have room is found by trying, as in `megatron
 
 from __future__ import annotations
 
-import gc
 import time
-from dataclasses import replace
+from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
-from megatron_ext.contract.errors import is_out_of_memory
-from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import schedule
 from megatron_ext.engine.executor.executor import Chunk, Executor
 from megatron_ext.engine.executor.messages import Message
 from megatron_ext.engine.executor.pace import Pace
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.workers import Worker, Workers, copy_stream
-from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.laps import LEAST, Lap, Marks, median
 from megatron_ext.measuring.passes import RELATIVE, SavedTensors
-from megatron_ext.measuring.room import HostMemory, fixed_bytes, needed_bytes
+from megatron_ext.measuring.room import HostMemory, WholeModel
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.linear import WeightGradients
 from megatron_ext.tasks.stage import Stage
 from megatron_ext.tasks.task import DTYPES, Micro, Tensors
@@ -47,30 +41,15 @@ Copy = Tuple[Stage, FlatWeights, Optional[torch.cuda.Stream]]
 """A copy of the model, with its stream where it runs beside the first one on a GPU."""
 
 
-class Copies:
-    """A rank that trains the whole model alone, in as many copies as it is asked to."""
+class Copies(WholeModel):
+    """Runs as many copies of the model as it is asked to."""
 
     def __init__(
         self, plan: Plan, device: torch.device, memory_bytes: Optional[int], host: Optional[HostMemory] = None
     ) -> None:
-        """`memory_bytes` is declared, for a device whose allocator does not say, and `host` has it.
-
-        Raises what torch does where there is no room for the model itself.
-        """
-        self._plan = plan
-        self._device = device
-        self._memory = memory_bytes
-        self._task = task_of(replace(plan, recompute=Recompute.none))
-        self._first = self._stage()
-        self._first.initialise(1)
-        self._flat = FlatWeights(self._first.parameters_by_name(), DTYPES[plan.train.precision], device)
-        self._first.place(device, DTYPES[plan.train.precision])
-        self._copies: List[Copy] = [(self._first, self._flat, None)]
-        self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        super().__init__(plan, device, memory_bytes, host)
+        self._copies: List[Copy] = [(self._stage, self._flat, None)]
         self._marks = Marks(device)
-        self._host = host
-        if host is not None:
-            host.begin(fixed_bytes(self._flat))
 
     def close(self) -> None:
         self._marks.close()
@@ -78,32 +57,24 @@ class Copies:
     def measured(self, batch: int, counts: Sequence[int], seconds: float) -> List[Dict[str, Any]]:
         """For so many copies each, as far as there is room, with micro-batches of `batch` samples: the `streams` and,
         in milliseconds, the parts of a step, in at most `seconds` for each; `counts` go upwards."""
-        found = []
+        found: List[Dict[str, Any]] = []
         for count in counts:
-            try:
-                if self._host is not None:
-                    self._host.require(batch * count)
-                found.append({"streams": count, **self._times(batch, count, seconds)})
-                if self._host is not None:
-                    self._host.tried(batch * count)
-            except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error):
-                    raise
+            if self._lacks(batch * count, partial(self._measure, found, batch, count, seconds)) is not None:
                 break
-            finally:
-                self._marks.laps()
-                for _, flat, _ in self._copies:
-                    flat.grad.zero_()
-                gc.collect()
-                if self._device.type == "cuda":
-                    torch.cuda.empty_cache()
         return found
 
+    def _clear(self) -> None:
+        self._marks.laps()
+        for _, flat, _ in self._copies:
+            flat.grad.zero_()
+
+    def _measure(self, found: List[Dict[str, Any]], batch: int, count: int, seconds: float) -> None:
+        found.append({"streams": count, **self._times(batch, count, seconds)})
+
     def _times(self, batch: int, count: int, seconds: float) -> Dict[str, float]:
-        source = torch.Generator().manual_seed(self._plan.train.seed)
-        micro = self._task.example(batch, source).to(self._device)
+        micro = self._example(batch)
         if self._memory is not None:
-            self._require(micro, count)
+            self._require_room(micro, count)
         while len(self._copies) < count:
             self._copies.append(self._copy())
         first, *copies = map(self._worker, range(count))
@@ -138,24 +109,16 @@ class Copies:
         self._optimizer.step(Recorder(None))
         self._marks.set()
 
-    def _require(self, micro: Micro, count: int) -> None:
-        """Raises MemoryError where the declared memory is too little."""
+    def _require_room(self, micro: Micro, count: int) -> None:
         with SavedTensors() as kept:
-            values = {name: micro.inputs[name] for name in self._first.inputs}
-            self._task.loss(self._first(values), micro, TensorGroup())
-        needed = needed_bytes(self._flat, kept, count)
-        assert self._memory is not None
-        if needed > self._memory:
-            raise MemoryError(f"out of memory: {needed} bytes of {self._memory}")
-
-    def _stage(self) -> Stage:
-        (part,) = cut_between(self._task, [list(self._task.blocks)])
-        return Stage(self._task, part, TensorGroup(), {})
+            values = {name: micro.inputs[name] for name in self._stage.inputs}
+            self._task.loss(self._stage(values), micro, TensorGroup())
+        self._require(kept, count)
 
     def _copy(self) -> Copy:
         dtype = DTYPES[self._plan.train.precision]
         with copy_stream(self._device) as stream:
-            stage = self._stage()
+            stage = self._new_stage()
             stage.place(self._device, dtype)
             return stage, FlatWeights(stage.parameters_by_name(), dtype, self._device, of=self._flat), stream
 

@@ -29,7 +29,7 @@ def test_copies_are_timed_as_far_as_memory_has_room_for_their_gradients(tmp_path
     for count in (1, 2):
         plenty._memory = 0
         with pytest.raises(MemoryError) as raised:
-            plenty._require(micro, count)
+            plenty._require_room(micro, count)
         needed.append(int(str(raised.value).split()[3]))
     activations = needed[1] - needed[0] - 4 * numel
     assert needed[0] == 16 * numel + activations
@@ -45,7 +45,7 @@ def test_a_copy_without_memory_ends_the_trial_and_others_go_on(tmp_path: Path, m
     copies, run = Copies(planned(tmp_path, GPT), CPU, None), Executor.run
 
     def as_a_gpu(self, actions, micros, factor):
-        if self._chunks[0].stage is not copies._first:
+        if self._chunks[0].stage is not copies._stage:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return run(self, actions, micros, factor)
 
