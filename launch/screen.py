@@ -46,6 +46,13 @@ def _joined(lines: Sequence[str]) -> str:
     return "".join(f"{line}{' ' if line.endswith(_POINTS) else '; '}" for line in lines[:-1]) + "".join(lines[-1:])
 
 
+def remark(*texts: object | None) -> None:
+    """Prints what a command has to say besides its result, in parentheses on stderr; nothing for None."""
+    for text in texts:
+        if text is not None:
+            print(f"({text})", file=sys.stderr, flush=True)
+
+
 def ago(seconds: float) -> str:
     """Writes how long ago an instant was; it may be after now by a clock that differs."""
     return f"{span(round(max(0.0, seconds)))} ago"

@@ -15,7 +15,7 @@ from data_prep.errors import BadDocument, DataPrepError, of_option
 from data_prep.files.journal import Journal, publish, work_folder
 from data_prep.files.progress import hashes
 from data_prep.kinds import ChatsManifest
-from data_prep.making import Request, add_common_options, add_output, make_unless_there, workers_of
+from data_prep.making import Request, add_common_options, add_output, workers_of
 from data_prep.preparation.prepare import (
     DOCUMENTS_MADE,
     INDEX,
@@ -32,7 +32,6 @@ from data_prep.text.formats import Format, format_of
 from data_prep.tokenizers.tokenizer import JsonTokenizer, content_of, eos_token_of, loaded
 from data_prep.tokenizers.vocabulary import TOKENIZER
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.models.model import CHATS
 from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.indexed_dataset import token_dtype
 
@@ -122,11 +121,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
     add_common_options(make)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Prepares conversations, or says that they are there; prints their prefix."""
-    make_unless_there(arguments.output, arguments.force, CHATS, _request(arguments), prepare, summary)
-
-
 def summary(made: ChatsManifest) -> str:
     """What was prepared, in a line."""
     left_out = "".join(f", {count} {reason}" for reason, count in made.left_out.items())
@@ -137,7 +131,8 @@ def summary(made: ChatsManifest) -> str:
     )
 
 
-def _request(arguments: argparse.Namespace) -> ChatsRequest:
+def request_of(arguments: argparse.Namespace) -> ChatsRequest:
+    """What the options ask for."""
     path: Path = arguments.tokenizer
     with of_option("--tokenizer", path):
         content, end = content_of(path), eos_token_of(path)

@@ -31,12 +31,10 @@ from data_prep.making import (
     add_common_options,
     add_output,
     add_split,
-    make_unless_there,
     making,
     workers_of,
 )
 from data_prep.text.corpus import Corpus
-from megatron_ext.contract.models.model import IMAGES
 from megatron_ext.data.samples import SPLITS
 
 CHUNK = 64
@@ -229,11 +227,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
     add_common_options(make, "images")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Prepares images, or says that they are there; prints their prefix."""
-    make_unless_there(arguments.output, arguments.force, IMAGES, _request(arguments), prepare, summary)
-
-
 def summary(made: ImagesManifest) -> str:
     """What was prepared, in a line."""
     splits = ", ".join(f"{split.images} {name}" for name, split in made.splits.items())
@@ -251,7 +244,8 @@ def _size(text: str) -> tuple[int, int]:
     return size
 
 
-def _request(arguments: argparse.Namespace) -> ImagesRequest:
+def request_of(arguments: argparse.Namespace) -> ImagesRequest:
+    """What the options ask for."""
     source: list[str] = arguments.source
     readers = readers_of(source)
     files = {path: name for reader in readers for path, name in reader.files.items()}

@@ -21,7 +21,6 @@ from data_prep.making import (
     add_common_options,
     add_output,
     add_split,
-    make_unless_there,
     making,
     workers_of,
 )
@@ -35,7 +34,6 @@ from data_prep.tokenizers.special import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
 from data_prep.tokenizers.vocabulary import doubt, shown, warn
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.models.model import PAIRS
 from megatron_ext.data.samples import SPLITS
 
 
@@ -221,11 +219,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
     add_common_options(make, "pages")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Prepares pairs, or says that they are there; prints their prefix."""
-    make_unless_there(arguments.output, arguments.force, PAIRS, _request(arguments), prepare, summary)
-
-
 def summary(made: PairsManifest) -> str:
     """What was prepared, in a line."""
     splits = ", ".join(f"{split.pairs} {name}" for name, split in made.splits.items())
@@ -238,7 +231,8 @@ def summary(made: PairsManifest) -> str:
     )
 
 
-def _request(arguments: argparse.Namespace) -> PairsRequest:
+def request_of(arguments: argparse.Namespace) -> PairsRequest:
+    """What the options ask for."""
     paths: list[Path] = arguments.source
     rules = Rules(min_words=arguments.min_words, max_words=arguments.max_words, max_ratio=arguments.max_ratio)
     if rules.min_words > rules.max_words:

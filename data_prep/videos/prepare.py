@@ -24,7 +24,6 @@ from data_prep.making import (
     add_common_options,
     add_output,
     add_split,
-    make_unless_there,
     making,
 )
 from data_prep.text.corpus import Corpus
@@ -32,7 +31,6 @@ from data_prep.tokenizers.special import SPECIAL, finished_words
 from data_prep.tokenizers.vocabulary import doubt, warn
 from data_prep.videos.sources import CAPTIONS, OwnFolder, Reader, Shapes, Video
 from megatron_ext.contract.files import write_atomic
-from megatron_ext.contract.models.model import VIDEOS
 from megatron_ext.data.indexed_dataset import write_indexed
 from megatron_ext.data.pairs import UNKNOWN
 from megatron_ext.data.samples import SPLITS
@@ -166,11 +164,6 @@ def add_options(make: argparse.ArgumentParser) -> None:
     add_common_options(make, "videos", workers=False)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Prepares videos, or says that they are there; prints their prefix."""
-    make_unless_there(arguments.output, arguments.force, VIDEOS, _request(arguments), prepare, summary)
-
-
 def summary(made: VideosManifest) -> str:
     """What was prepared, in a line."""
     splits = ", ".join(f"{split.videos} {name}" for name, split in made.splits.items())
@@ -184,7 +177,8 @@ def summary(made: VideosManifest) -> str:
     )
 
 
-def _request(arguments: argparse.Namespace) -> VideosRequest:
+def request_of(arguments: argparse.Namespace) -> VideosRequest:
+    """What the options ask for."""
     source: str = arguments.source
     reader: Reader
     if source == SHAPES:

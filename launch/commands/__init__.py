@@ -1,4 +1,5 @@
-"""The commands of `tdpp`, a module each with a `main(argv)`; they alone may know every room."""
+"""The commands of `tdpp`, a module each with a `main(argv)`, which returns the exit code and raises TdppError for what
+a user can mend; they alone may know every room."""
 
 from importlib import import_module
 from types import ModuleType

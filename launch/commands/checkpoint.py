@@ -13,7 +13,7 @@ from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import add_runs_dir
 from launch.commands.translate import add_checkpoint, require_torch
-from launch.errors import LaunchError
+from launch.errors import LaunchError, of_engine
 from megatron_ext.checkpoints.kept_weights import kind_of, tell_kind
 from megatron_ext.contract.models.model import ModelConfig
 
@@ -26,17 +26,12 @@ READERS = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp checkpoint <argv>`; returns 0 once the folder is there.
-
-    Raises:
-        TdppError: the run has no checkpoint of a model of such a layout, or the folder cannot be written.
-    """
+    """Runs `tdpp checkpoint <argv>`; returns 0 once the folder is there."""
     arguments = parser().parse_args(argv)
     require_torch("tdpp checkpoint")
     from megatron_ext.checkpoints.converting import HUGGINGFACE, MEGATRON, TDPP, convert
     from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
     from megatron_ext.checkpoints.publishing import publish
-    from megatron_ext.contract.errors import EngineError
     from megatron_ext.contract.rules.engine import LATENT
     from megatron_ext.inference.held_out import checkpoint_of
 
@@ -58,15 +53,13 @@ def main(argv: Sequence[str]) -> int:
         raise LaunchError(f"--adapter: model.family={plan.model.family} has no adapters with --to {arguments.to}")
     if is_torch_dist(run.checkpoints):
         return _convert_megatrons(arguments, run.checkpoints, plan.model)
-    try:
+    with of_engine():
         checkpoint = checkpoint_of(run.path, arguments.checkpoint)
         kind = kind_of(checkpoint, arguments.weights)
         if arguments.to == HUGGINGFACE:
             source = publish(plan, checkpoint, out, kind, arguments.adapter)
         else:
             convert(checkpoint, arguments.to, out, kind, plan)
-    except EngineError as error:
-        raise LaunchError(str(error)) from error
     if arguments.to != TDPP:  # which has both
         tell_kind(kind, arguments.weights)
     reader = "peft, as an adapter" if arguments.adapter else READERS[arguments.to]
@@ -93,7 +86,6 @@ def _convert_megatrons(arguments: argparse.Namespace, folder: Path, model: Model
     from megatron_ext.checkpoints.foreign.megatron_args import model_in
     from megatron_ext.checkpoints.foreign.megatron_names import Weights
     from megatron_ext.checkpoints.foreign.torch_dist import folder_of
-    from megatron_ext.contract.errors import EngineError
 
     for flag in ("checkpoint", "weights", "adapter"):
         if getattr(arguments, flag):
@@ -101,11 +93,9 @@ def _convert_megatrons(arguments: argparse.Namespace, folder: Path, model: Model
                 f"--{flag}: {folder} has checkpoints of Megatron-LM, of which the newest one is read; leave it out, or "
                 "give the folder of one in place of the run"
             )
-    try:
+    with of_engine():
         source = Weights(folder, model_in(folder) if model is None else model, training=arguments.to == TDPP)
         convert(source, arguments.to, arguments.folder)
-    except EngineError as error:
-        raise LaunchError(str(error)) from error
     if arguments.to == TDPP and source.reached is None:
         print("(weights alone, with which a run begins at iteration 0: no optimizer's state is there)", file=sys.stderr)
     if arguments.to == MEGATRON:

@@ -19,6 +19,7 @@ from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
 from data_prep.kinds import MADE_BY, kind_of
+from data_prep.making import make_unless_there
 from data_prep.pairs import check as pairs_check
 from data_prep.pairs import prepare as pairs
 from data_prep.preparation import options
@@ -30,14 +31,13 @@ from megatron_ext.contract.models.model import CHATS, IMAGES, PAIRS, TEXT, VIDEO
 
 PREFIX = "path without .bin or .idx"
 FAMILIES = (DEFAULT, *(name for name in family_names() if family_named(name).masks))
-MAKERS = {
-    "prepare": (options, "write indexed data from a source of text"),
-    "chats": (chats, "write conversations by a tokenizer's chat template, with a mask of the answers"),
-    "pairs": (pairs, "write aligned sentences in two languages"),
-    "images": (images, "pack images and their classes into arrays"),
-    "videos": (videos, "write frame features and captions of videos"),
+MAKERS: dict[str, tuple[Any, str]] = {
+    CHATS: (chats, "write conversations by a tokenizer's chat template, with a mask of the answers"),
+    PAIRS: (pairs, "write aligned sentences in two languages"),
+    IMAGES: (images, "pack images and their classes into arrays"),
+    VIDEOS: (videos, "write frame features and captions of videos"),
 }
-"""For each command, the module that has its options and runs it, and what `--help` says of it."""
+"""For each kind but text, which is also its command, the module that makes such data, and what `--help` says of it."""
 CHECKS: dict[str, Any] = {CHATS: chats_check, PAIRS: pairs_check, IMAGES: images_check, VIDEOS: videos_check}
 """For each kind but text, the module that knows what such data hold."""
 
@@ -47,7 +47,11 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     command: str = arguments.command
     if command in MAKERS:
-        MAKERS[command][0].run(arguments)
+        maker, _ = MAKERS[command]
+        request = maker.request_of(arguments)
+        make_unless_there(arguments.output, arguments.force, command, request, maker.prepare, maker.summary)
+    elif command == "prepare":
+        options.run(arguments)
     elif command == "inspect":
         _inspect(arguments)
     elif command == "check":
@@ -65,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     made = Parser(prog="tdpp data", description="Turn text, chats, pairs, images and videos into training data.")
     commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    options.add_options(commands.add_parser("prepare", help="write indexed data from a source of text"))
     for name, (maker, purpose) in MAKERS.items():
         maker.add_options(commands.add_parser(name, help=purpose))
     look = commands.add_parser("inspect", help="describe a data set")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +37,7 @@ from launch.history.record import driver_of
 from launch.judge.node_reports import last_words
 from launch.observe.look import observe
 from launch.observe.observation import Job, Observation, SeenNode
-from launch.screen import print_table
+from launch.screen import print_table, remark
 
 WORKER = "megatron_ext.doctor"
 FOLDER = "doctor"
@@ -98,8 +97,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _experiment(overrides: Sequence[str]) -> Experiment:
     experiment, chosen = resolve_auto(compose_unchecked(overrides))
-    if chosen is not None:
-        print(f"({chosen})", file=sys.stderr)
+    remark(chosen)
     if experiment.executor.rehearse is not Rehearse.none:
         raise LaunchError(
             f"executor.rehearse={experiment.executor.rehearse}: a rehearsal runs on this machine alone, so there is "

@@ -14,7 +14,7 @@ from conf.visible import plural
 from launch.commands.bleu import LACKING, Bleu, bleu_of
 from launch.commands.run_arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, model_of, require_torch
-from launch.errors import LaunchError
+from launch.errors import of_engine
 from megatron_ext.checkpoints.kept_weights import TRAINED, kind_of
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import EMA
@@ -41,25 +41,18 @@ class Evaluation:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the figures, and writes them into the run's folder.
-
-    Raises:
-        TdppError: the run has no checkpoint or no data of the split, or they cannot be used.
-    """
+    """Prints the figures, and writes them into the run's folder."""
     arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
     require_torch("tdpp evaluate")
-    from megatron_ext.contract.errors import EngineError
     from megatron_ext.inference.held_out import checkpoint_of, measure
 
     plan = run.read_plan()
-    try:
+    with of_engine():
         checkpoint = checkpoint_of(run.path, arguments.checkpoint)
         kind = kind_of(checkpoint, arguments.weights)
         measured = measure(plan, checkpoint, arguments.split, arguments.samples, arguments.device, kind)
         bleu, why_not = _bleu(run, plan, arguments.checkpoint, arguments, scoring_of(arguments))
-    except EngineError as error:
-        raise LaunchError(str(error)) from error
     perplexity = measured.metrics.pop("perplexity", None)
     found = Evaluation(
         checkpoint=checkpoint.folder.name,

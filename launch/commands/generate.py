@@ -7,33 +7,26 @@ from collections.abc import Sequence
 from conf.reading.values import Parser, from_0, not_negative, option, whole
 from launch.commands.run_arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, require_torch
-from launch.errors import LaunchError
+from launch.errors import of_engine
 from megatron_ext.checkpoints.kept_weights import kind_of, tell_kind
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the prompt and what follows, as it is found.
-
-    Raises:
-        TdppError: the run has no checkpoint of a model that predicts the next token, or its data have no tokenizer.
-    """
+    """Prints the prompt and what follows, as it is found."""
     arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
     require_torch("tdpp generate")
     import numpy as np
 
     from data_prep.indexed.manifest import tokenizer_of
-    from megatron_ext.contract.errors import EngineError
     from megatron_ext.inference.generating import Generator, data_of
     from megatron_ext.inference.held_out import checkpoint_of
 
     plan = run.read_plan()
-    try:
+    with of_engine():
         checkpoint = checkpoint_of(run.path, arguments.checkpoint)
         kind = kind_of(checkpoint, arguments.weights)
         generator = Generator(plan, checkpoint, kind, arguments.device)
-    except EngineError as error:
-        raise LaunchError(str(error)) from error
     tokenizer = tokenizer_of(data_of(plan))
     tell_kind(kind, arguments.weights)
     end = tokenizer.end_of_document

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -17,7 +16,7 @@ from launch.errors import LaunchError
 from launch.init import discover
 from launch.init.machines import Found, answered, at_the_terminal, priced, usable, with_network
 from launch.init.yaml_text import cluster_text, experiment_text, first_plan, plan_text
-from launch.screen import can_be_asked, print_table
+from launch.screen import can_be_asked, print_table, remark
 
 NAME = "mine"
 WAIT_S = 60
@@ -34,11 +33,7 @@ EPILOG = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp init <argv>`; returns 0 once all is written.
-
-    Raises:
-        TdppError: the machines cannot be found out, or a file cannot be written.
-    """
+    """Runs `tdpp init <argv>`; returns 0 once all is written."""
     if argv[:1] == [MODEL]:
         return init_model.main(argv[1:])
     arguments = parser().parse_args(argv)
@@ -123,8 +118,7 @@ def _found(arguments: argparse.Namespace) -> Found:
 def _tell(name: str, found: Found, why: str, paths: Mapping[str, Path]) -> None:
     """What was found and written, and how to go on; what is to be checked goes to stderr."""
     of_groups = [f"{group.name}: {note}" for group in found.groups for note in (*group.notes, group.gpu.note) if note]
-    for note in (*found.notes, *of_groups):
-        print(f"({note})", file=sys.stderr)
+    remark(*found.notes, *of_groups)
     rows = [[group.name, str(group.count), _ranks(group.ranks), group.gpu.key] for group in found.groups]
     print_table(["group", "nodes", "ranks of a node", "device"], rows)
     print(f"\nwritten: {paths['cluster']}")

@@ -28,11 +28,7 @@ TRANSFORMERS = "huggingface"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp init model <argv>`; returns 0 once the model is written.
-
-    Raises:
-        TdppError: the file describes no model that could be trained here, or cannot be read, or the model written.
-    """
+    """Runs `tdpp init model <argv>`; returns 0 once the model is written."""
     arguments = parser().parse_args(argv)
     file = arguments.source / CONFIG if arguments.source.is_dir() else arguments.source
     named = file.resolve().parent.name if file.name == CONFIG else file.stem

@@ -46,6 +46,7 @@ from launch.judge.state import next_step, print_next, word_for
 from launch.judge.verdict import judge
 from launch.machine.provenance import read_source
 from launch.node.worker_command import WORKER
+from launch.screen import remark
 from launch.sweep.hydra_sweep import BatchTask, called_with, register_launcher
 from launch.sweep.outcomes import NoValue, report_single, report_sweep, value_of
 from launch.sweep.start import Combination, Outcome, Outcomes, check_sweep_wide, confirm, existing, start_all
@@ -292,14 +293,12 @@ def partition_outcomes(
             wanted.pop(number, None)
             outcomes[number] = Outcome(overrides=overrides, run=run, skipped=True)
     check_sweep_wide(list(wanted.values()))
-    for doubt in doubts:
-        print(f"({doubt})", file=sys.stderr, flush=True)
+    remark(*doubts)
     return wanted
 
 
 def _print_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:
-    if (note := defaults_taken([*_folders(argv), *overrides], experiment, TRAINED)) is not None:
-        print(f"({note})", file=sys.stderr, flush=True)
+    remark(defaults_taken([*_folders(argv), *overrides], experiment, TRAINED))
 
 
 def _report(argv: Sequence[str], session: Session) -> int:
@@ -391,8 +390,7 @@ def _compose_all(argv: Sequence[str], session: Session, run_batch: Callable[[Seq
     ):
         OmegaConf.register_new_resolver("sweep_dir", lambda: str(scratch.path), replace=True)
         session.as_given = words.as_given
-        for note in words.notes:
-            print(f"({note})", file=sys.stderr, flush=True)
+        remark(*words.notes)
         task()
         if session.mode is RunMode.MULTIRUN:
             files = [file for file in scratch.files if file.suffix == SUFFIX]

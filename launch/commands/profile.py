@@ -32,7 +32,7 @@ from launch.profile.arguments import Arguments, check_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, short_of, too_large, unsettled
 from launch.profile.measured import measured, steps_table, tables
-from launch.screen import print_table
+from launch.screen import print_table, remark
 from megatron_ext.contract.worker import PROFILE
 
 WORKER = "megatron_ext.profile"
@@ -361,8 +361,7 @@ def _print_profile(name: str, profile: LayerProfile, groups: Sequence[str]) -> N
         print(f"gradient buckets of {model}, in order: {', '.join(f'{size:.4g}' for size in sizes)} MiB")
     for line in _link_lines(profile, groups):
         print(line)
-    for doubt in profile_doubts(profile):
-        print(f"({name}: {doubt})", file=sys.stderr)
+    remark(*(f"{name}: {doubt}" for doubt in profile_doubts(profile)))
     print(f"written: {profile_path(name)}; cluster.gpus.<key>.profile={name} uses it")
 
 

@@ -28,7 +28,7 @@ from launch.errors import LaunchError
 from launch.learning.plans import Compared, compared
 from launch.learning.ranking import MOST_SEEDS, Curve, Trained, goal_of, mean_curve, metric_of, ranked
 from launch.learning.table import BatchTimes, csv_text, sentences, table
-from launch.screen import print_table
+from launch.screen import print_table, remark
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.stream_check import prove
 
@@ -69,11 +69,7 @@ WORDS: Mapping[str, Reader[Any]] = {"seeds": _seeds, "profile": name_of("profile
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp rehearse <argv>`.
-
-    Raises:
-        TdppError: what is asked for cannot be read, trained or written.
-    """
+    """Runs `tdpp rehearse <argv>`."""
     if any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
@@ -96,8 +92,7 @@ def main(argv: Sequence[str]) -> int:
     rows = ranked(found, goal)
     print_table(*table(rows, metric, goal))
     notes = [*sentences(rows, metric, goal), _peak()]
-    for note in notes:
-        print(f"({note})", file=sys.stderr)
+    remark(*notes)
     if "csv" in own:
         write(own["csv"], csv_text(rows, metric, goal))
     if "page" in own:
@@ -119,8 +114,7 @@ def _composed(words: Sequence[str], profile: str | None) -> Experiment:
     if profile is not None:
         cfg, _ = with_profile(cfg, profile, words)
     experiment, chosen = resolve_auto(cfg, words)
-    if chosen is not None:
-        print(f"({chosen})", file=sys.stderr)
+    remark(chosen)
     return experiment
 
 
@@ -146,8 +140,7 @@ def predicted(plans: Sequence[Compared]) -> list[float | None]:
                     f"{plan.name}: stage {stage.name} takes {stage.memory_gib:.1f} GiB, but its GPU has "
                     f"{stage.limit_gib:g} GiB"
                 ] = None
-    for doubt in doubts:
-        print(f"({doubt})", file=sys.stderr)
+    remark(*doubts)
     return found
 
 
@@ -235,8 +228,7 @@ def learn(plan: Plan, metric: str) -> Curve:
 
 def _checked(small: Experiment) -> Experiment:
     """Returns the experiment with its length; reports what is odd about its data."""
-    for doubt in preflight(small):
-        print(f"({doubt})", file=sys.stderr)
+    remark(*preflight(small))
     return with_length(small)
 
 

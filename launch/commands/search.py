@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, parse
 from launch.commands.output_files import check_plan_free, check_writable, write
 from launch.commands.searching import plans, shares
-from launch.screen import print_table
+from launch.screen import print_table, remark
 
 if TYPE_CHECKING:
     from conf.run_folder.rundir import RunDir
@@ -83,11 +82,7 @@ sequence_parallel.
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp search <argv>`.
-
-    Raises:
-        TdppError: what is asked for cannot be read, searched or written.
-    """
+    """Runs `tdpp search <argv>`."""
     help_asked = any(word in ("-h", "--help") for word in argv)
     if any(word.startswith("graph=") for word in argv):
         from launch.commands.searching import graph  # few searches are of a graph, or of stages without a flush
@@ -147,10 +142,8 @@ def validate(args: Arguments) -> int:
             print_table(*tables.stages(one))
         for sentence in tables.verdict(one):
             print(sentence)
-    for note in shared:
-        print(f"({note})", file=sys.stderr)
-    if used is not None:
-        print(f"({used})", file=sys.stderr)
+    remark(*shared)
+    remark(used)
     if args.calibrate is not None:
         write(args.calibrate, calibration(comparisons).text())
         print(f"calibration={args.calibrate} applies it")

@@ -17,7 +17,7 @@ from fasop.errors import SearchError
 from fasop.trainings.noise import NUMBERS, measured, of_numbers, read_csv
 from launch.commands.output_files import check_writable, write
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
-from launch.screen import print_table
+from launch.screen import print_table, remark
 from megatron_ext.contract.adaptive.noise import Noise
 from reports.readers.json_lines import Decision, decisions
 
@@ -56,11 +56,7 @@ cluster. Shows how long each training takes, what it costs, and which nodes are 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp simulate <argv>`.
-
-    Raises:
-        TdppError: what is asked for cannot be read, played or written.
-    """
+    """Runs `tdpp simulate <argv>`."""
     if not argv or any(word in ("-h", "--help") for word in argv):
         print(USAGE)
         return 0
@@ -75,8 +71,7 @@ def main(argv: Sequence[str]) -> int:
         print(json.dumps(as_json(results, [*notes, *summary(results)])))
     else:
         print_table(HEAD, table(results))
-        for note in [*summary(results), *notes]:
-            print(f"({note})", file=sys.stderr)
+        remark(*summary(results), *notes)
     if args.csv is not None:
         write(args.csv, csv_text(results))
     if args.page is not None:

@@ -13,7 +13,7 @@ from conf.reading.values import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.bleu import add_bleu, print_bleu, require_bleu
 from launch.commands.run_arguments import add_run, chosen_run
-from launch.errors import LaunchError
+from launch.errors import LaunchError, of_engine
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
 from megatron_ext.contract.files import read_regular_text
 from megatron_ext.inference.scoring import add_scoring, scoring_of
@@ -24,22 +24,17 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Reads lines of the source language, and prints a translation of each; or writes the model to a file, or prints
-    BLEU.
-
-    Raises:
-        TdppError: the run has no checkpoint of a model that translates, or a file cannot be read or written.
-    """
+    BLEU."""
     arguments = parser().parse_args(argv)
     run = chosen_run(arguments)
     require_bleu(arguments)
     require_torch("tdpp translate")
-    from megatron_ext.contract.errors import EngineError
     from megatron_ext.inference import exported
     from megatron_ext.inference.lines import translated
     from megatron_ext.inference.text import Counting, tokenizer_of
     from megatron_ext.inference.translator import Translator
 
-    try:
+    with of_engine():
         if arguments.bleu:
             print_bleu(run, arguments, lambda one: model_of(run, one.folder.name, arguments.weights))
             return 0
@@ -57,8 +52,6 @@ def main(argv: Sequence[str]) -> int:
                 print(line, file=output, flush=True)
         if (doubt := tokenizer.doubt()) is not None:
             print(f"warning: {doubt}", file=sys.stderr)
-    except EngineError as error:
-        raise LaunchError(str(error)) from error
     return 0
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from conf.run_folder.run_folders import run_around
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
+from launch.machine.provenance import git
 from megatron_ext.contract.files import write_atomic
 
 MOST_BYTES_OF_FILE = 1 << 20
@@ -30,7 +30,6 @@ MOST_TOGETHER = 500
 MOST_BESIDE = 200
 """Entries in the folder above one without git, which are linked, too: a file may import from a folder beside its own.
 Where there are more, the folder is one in which unlike things lie, such as a home."""
-_GIT_TIMEOUT_S = 10
 _SKIPPED = ("__pycache__", ".git")
 
 
@@ -156,19 +155,8 @@ class _Git:
                 yield path
 
     def text(self, *arguments: str, at: Path | None = None) -> str | None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        try:
-            done = subprocess.run(
-                ["git", "-C", str(at or self._at), *arguments],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_GIT_TIMEOUT_S,
-                check=True,
-                env=environment,
-            )
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return os.fsdecode(done.stdout)
+        printed = git(at or self._at, *arguments)
+        return None if printed is None else os.fsdecode(printed)
 
 
 def _as_written(folder: Path, top: Path) -> Path | None:

@@ -7,6 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from launch.machine.processes import captured
+
 LABEL = "tdpp.run"
 """The label of a run's containers, whose value is its token."""
 TIMEOUT_S = 60.0
@@ -79,16 +81,6 @@ def remove_all(token: str) -> int:
 
 def _run(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-            start_new_session=True,
-        )
+        return captured(command, TIMEOUT_S).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout

@@ -30,7 +30,6 @@ from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.machine import processes
 from launch.machine.gpus import GpuHealth, Gpus, visible
-from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.worker import TOKEN
 
@@ -53,17 +52,8 @@ def gpu_sampling(run: RunDir, node: str, interval_s: int, environment: Mapping[s
         return
     own = {name: value for name, value in os.environ.items() if name != DEVICES}
     own |= {name: environment[name] for name in (DEVICES, TOKEN) if name in environment}
-    own["PYTHONPATH"] = path_of_agents()
-    with appended(run.node_err(node)) as err:
-        sampler = subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.machine.gpu_sampler", str(run.path), node, str(interval_s)],
-            env=own,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=err,
-            start_new_session=True,
-            preexec_fn=processes.begin_helper,
-        )
+    words = ["launch.machine.gpu_sampler", str(run.path), node, str(interval_s)]
+    sampler = processes.helper(run, node, words, own)
     try:
         yield
     finally:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
+from conf.run_folder.run_files import appended
+from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
+from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import NODE_RANK, TOKEN, die_with_parent
 
 _MARK = f"{TOKEN}=".encode()
@@ -149,6 +154,57 @@ def kill(token: str, node_rank: int | None = None) -> set[int]:
         send(living, signal.SIGKILL)  # again each round: one of them may have started another meanwhile
         living = wait_until_gone(token, 1.0, node_rank)
     raise LaunchError(f"processes {sorted(living)} of the run cannot be killed; inspect them with ps")
+
+
+def captured(
+    command: Sequence[str],
+    timeout_s: float | None,
+    *,
+    given: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, with what it is given on stdin; returns what it printed.
+
+    Raises:
+        OSError: it cannot be started.
+        TimeoutExpired: it takes longer; it is killed.
+    """
+    return subprocess.run(
+        command,
+        input=given,
+        stdin=subprocess.DEVNULL if given is None else None,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+        env=environment,
+        cwd=cwd,
+        start_new_session=True,  # a terminal sends Ctrl-C to all of a session's foreground group
+    )
+
+
+def helper(
+    run: RunDir, node: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool = False
+) -> subprocess.Popen[bytes]:
+    """Starts a module of tdpp beside a node's worker (`begin_helper`), which prints into the node's stderr.
+
+    Args:
+        words: the module's name and its arguments.
+        environment: all of its variables but PYTHONPATH.
+        piped: whether it waits for the end of its stdin.
+    """
+    with appended(run.node_err(node)) as err:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", *words],
+            env={**environment, "PYTHONPATH": path_of_agents()},
+            stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            start_new_session=True,
+            preexec_fn=begin_helper,
+        )
 
 
 def begin_helper() -> None:

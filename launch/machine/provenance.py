@@ -66,19 +66,28 @@ def provenance(source: Source) -> dict[str, Any]:
     }
 
 
-def _git(*arguments: str) -> str | None:
-    """What git prints about the source tree; None without git or a repository."""
+def git(folder: Path, *arguments: str) -> bytes | None:
+    """What git prints about the tree of a folder, whatever tree GIT_DIR names; None without git or a repository."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
-            ["git", "-C", str(PROJECT), *arguments],
+            command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_GIT_TIMEOUT_S,
             check=True,
+            env=environment,
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace")
+    return done.stdout
+
+
+def _git(*arguments: str) -> str | None:
+    """What git prints about the source tree."""
+    printed = git(PROJECT, *arguments)
+    return None if printed is None else printed.decode(errors="replace")
 
 
 def _version(package: str) -> str | None:

@@ -22,6 +22,7 @@ from launch.machine.job_states import (
     parse_squeue,
     parse_starts,
 )
+from launch.machine.processes import captured
 
 TIMEOUT_S = 60
 CANCEL_S = 90.0
@@ -323,18 +324,7 @@ def _run(
     given: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            env=environment(os.environ if given is None else given),
-            cwd=cwd,
-            start_new_session=True,  # a terminal sends Ctrl-C to all of a session's foreground group
-        )
+        return captured(command, timeout_s, environment=environment(os.environ if given is None else given), cwd=cwd)
     except FileNotFoundError as error:
         raise LaunchError(
             f"{command[0]} is not on this machine, but the run is a Slurm run; use a login node of its cluster"

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.errors import LaunchError
+from launch.machine.processes import captured
 from launch.machine.provenance import PROJECT
 
 OPTIONS = ("-T", "-x", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=15")
@@ -43,16 +44,7 @@ def call(host: str, verb: str, given: Mapping[str, Any], timeout_s: float = ANSW
         LaunchError: the host cannot be reached, does not have what it needs, or says what is wrong.
     """
     try:
-        done = subprocess.run(
-            command(host, verb),
-            input=json.dumps(given),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            start_new_session=True,  # a terminal sends Ctrl-C to all of a session's foreground group
-        )
+        done = captured(command(host, verb), timeout_s, given=json.dumps(given))
     except FileNotFoundError as error:
         raise LaunchError(
             "executor.kind=hosts: ssh is not on this machine's PATH; install the OpenSSH client"

@@ -23,11 +23,7 @@ from launch.screen import print_table
 
 
 def main(arguments: Arguments, comment: str) -> int:
-    """Reads folders, or profiles that were made of such; writes profiles, folders or both.
-
-    Raises:
-        TdppError: something cannot be read, differs between two folders, or is there already.
-    """
+    """Reads folders, or profiles that were made of such; writes profiles, folders or both."""
     if not arguments.folders:
         public = public_of({name: _read(name) for name in arguments.exported})
     else:

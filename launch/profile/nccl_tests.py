@@ -7,7 +7,6 @@ lines of others between its own, and what mpirun and Slurm write before each lin
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from launch.errors import LaunchError
 from launch.profile.arguments import Arguments, check_free
 from launch.profile.files import write
 from launch.profile.link_fit import rounded
+from launch.screen import remark
 
 PROGRAMS = {
     "all_reduce_perf": Operation.all_reduce,
@@ -78,11 +78,7 @@ class Measured(NamedTuple):
 
 
 def main(arguments: Arguments, comment: str) -> int:
-    """Adds what files say to the profile of a GPU of the cluster, or to one that is there.
-
-    Raises:
-        TdppError: a file is not nccl-tests' output, or of no GPU of the cluster.
-    """
+    """Adds what files say to the profile of a GPU of the cluster, or to one that is there."""
     if arguments.profile is None:
         raise LaunchError("nccl_tests=…: name the profile with profile=NAME, or its file with profile=FILE.yaml")
     check_free(arguments.profile, arguments)
@@ -104,8 +100,7 @@ def main(arguments: Arguments, comment: str) -> int:
     for one in times.values():
         sizes = sorted(one.us_by_bytes)
         print(f"{one.name}: {plural(len(sizes), 'size')} from {sizes[0]} to {sizes[-1]} bytes")
-    for doubt in profile_doubts(profile):
-        print(f"({arguments.profile}: {doubt})", file=sys.stderr)
+    remark(*(f"{arguments.profile}: {doubt}" for doubt in profile_doubts(profile)))
     print(f"written: {profile_path(arguments.profile)}; cluster.gpus.<key>.profile={arguments.profile} uses it")
     return 0
 

@@ -29,7 +29,7 @@ from launch.judge.verdict import decide
 from launch.machine.provenance import Source, read_source
 from launch.observe.look import observe
 from launch.observe.observation import Observation
-from launch.screen import agreed, can_be_asked
+from launch.screen import agreed, can_be_asked, remark
 from megatron_ext.contract.plan import Plan
 
 T = TypeVar("T")
@@ -267,8 +267,7 @@ def _started(
         run = existing(experiment)  # once more: it may be the same as a combination before it
         if run is not None:
             return Outcome(overrides=overrides, run=run, skipped=True)
-        for doubt in doubts(experiment) if experiment.executor.rehearse is not Rehearse.none else ():
-            print(f"({doubt})", file=sys.stderr, flush=True)
+        remark(*(doubts(experiment) if experiment.executor.rehearse is not Rehearse.none else ()))
         if sound is not None and not behind and (early := _ended_early(experiment)) is not None:
             resume(early, worker, sound)
             return Outcome(overrides=overrides, run=early)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -13,7 +12,6 @@ from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from conf.schema.profile import Tracker
 from launch.machine import processes
-from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import NODE_RANK, START
 
 _OWN = ("PYTHONPATH", NODE_RANK, START)
@@ -32,20 +30,12 @@ class Writers:
             return
         environment = {name: value for name, value in os.environ.items() if name not in _OWN}
         environment |= {name: value for name, value in given.items() if name not in _OWN}
-        environment["PYTHONPATH"] = path_of_agents()
-        with appended(run.node_err(node)) as err:
-            self._processes = {
-                kind: subprocess.Popen(
-                    [sys.executable, "-P", "-m", "launch.tracking.writer", str(run.path), str(kind)],
-                    env=environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=err,
-                    start_new_session=True,
-                    preexec_fn=processes.begin_helper,
-                )
-                for kind in dict.fromkeys(kinds)
-            }
+        self._processes = {
+            kind: processes.helper(
+                run, node, ["launch.tracking.writer", str(run.path), str(kind)], environment, piped=True
+            )
+            for kind in dict.fromkeys(kinds)
+        }
 
     def finish(self) -> None:
         """Nothing more will be logged: they write what is there, and end."""

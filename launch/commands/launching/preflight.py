@@ -17,7 +17,7 @@ from conf.schema.train import LrPolicy, Train
 from conf.torch_answers import ERROR, FAILED, answer, has_transformers
 from conf.visible import plural, size_text
 from launch.doctor.judge import checkpoint_bytes
-from launch.errors import LaunchError
+from launch.errors import LaunchError, of_engine
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
 from megatron_ext.contract.plan import Plan
@@ -98,10 +98,8 @@ def preflight(experiment: Experiment) -> Sequence[str]:
     with_length(experiment)
     model, parallel = experiment.model, experiment.parallel
     if train.load is not None:
-        try:
+        with of_engine():
             found = meta.to_load(Path(train.load), model.sized(1).identity(), train, train.iterations)
-        except EngineError as error:
-            raise LaunchError(str(error)) from error
         if found.published and is_torch_dist(found.folder):
             text = (
                 f"train.load={train.load}: only the weights are loaded; to continue that training, run tdpp checkpoint "
@@ -180,7 +178,6 @@ def with_length(experiment: Experiment) -> Experiment:
     """
     experiment = _with_intervals(experiment)
     from megatron_ext.checkpoints import meta
-    from megatron_ext.contract.errors import EngineError
     from megatron_ext.data.samples import BEGINNING
 
     train = experiment.train
@@ -193,10 +190,8 @@ def with_length(experiment: Experiment) -> Experiment:
         samples = (train.epochs or 0) * _in_epoch(experiment, train.length, instead)
     start, load = BEGINNING, train.load
     if load is not None:
-        try:
+        with of_engine():
             found = meta.to_load(Path(load), experiment.model.sized(1).identity(), train, None)
-        except EngineError as error:
-            raise LaunchError(str(error)) from error
         start, load = found.position, str(found.folder)
     iterations = (samples - start.samples) // size
     if iterations < 1:

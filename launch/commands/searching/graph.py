@@ -15,7 +15,7 @@ from conf.schema.cluster import Cluster
 from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
 from launch.commands.output_files import check_writable, write
-from launch.screen import print_table
+from launch.screen import print_table, remark
 from megatron_ext.contract.models.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -53,11 +53,7 @@ its profiler, or of 'tdpp profile'. The machines are given as levels of a networ
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp search <argv>`, of which one word is graph=.
-
-    Raises:
-        TdppError: what is asked for cannot be read, divided or written.
-    """
+    """Runs `tdpp search <argv>`, of which one word is graph=."""
     from fasop.graphs.arguments import parse
     from fasop.graphs.doubts import doubts
     from fasop.graphs.graph_text import graph_text, read_graph
@@ -71,13 +67,11 @@ def main(argv: Sequence[str]) -> int:
         check_free(args.export)
     graphs = {gpu: read_graph(file) for gpu, file in args.graph.items()}
     odd = [f"{gpu}{': ' * bool(gpu)}{doubt}" for gpu, graph in graphs.items() for doubt in doubts(graph)]
-    for doubt in odd:
-        print(f"({doubt})", file=sys.stderr)
+    remark(*odd)
     division = _divided(args, graphs)
     print_table(*table(division))
     print(summary(division))
-    for note in division.notes:
-        print(f"({note})", file=sys.stderr)
+    remark(*division.notes)
     if args.csv is not None:
         write(args.csv, csv_text(division))
     if args.page is not None:

@@ -23,7 +23,7 @@ from launch.judge.state import print_next
 from launch.machine import slurm_commands
 from launch.machine.sinfo import parse
 from launch.machine.slurm_commands import SlurmSilent
-from launch.screen import print_table
+from launch.screen import print_table, remark
 
 if TYPE_CHECKING:
     from fasop.search.inputs import Inputs
@@ -52,8 +52,7 @@ def rank(args: Arguments, command: str) -> int:
     plans = outcome.plans
     _check_row(args, plans)
     print_table(*(front_table(plans, inputs.run, against(args)) if args.pareto else ranking(plans)))
-    for note in (*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}), *outcome.notes):
-        print(f"({note})", file=sys.stderr)
+    remark(*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}), *outcome.notes)
     print(*outcome.summary, sep="\n", file=sys.stderr)
     if (line := in_streams(plans)) is not None:
         notes.append(line.strip("()"))
@@ -144,8 +143,7 @@ def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
         notes += [left_out] if left_out else []
     if inputs.executor.kind is ExecutorKind.slurm and args.start is None:
         notes += nodes_now(inputs.cluster)
-    for note in notes:
-        print(f"({note})", file=sys.stderr)
+    remark(*notes)
     if args.tokens is not None:
         training = inputs.training
         if not training.model.sequence_length:

@@ -27,7 +27,7 @@ from launch.control.executors.sbatch import JobRequest, component
 from launch.errors import LaunchError
 from launch.history.ledger import announcement, records
 from launch.machine.slurm_commands import SlurmSilent
-from launch.screen import clock, print_table
+from launch.screen import clock, print_table, remark
 
 if TYPE_CHECKING:
     from fasop.search.arguments import Arguments
@@ -88,8 +88,7 @@ def rank_by_end(inputs: Inputs, args: Arguments) -> list[Choice]:
             "job, and 'sbatch --test-only' what Slurm says of it"
         )
     print(f"({idle_now(inputs.cluster, known)})", file=sys.stderr)
-    if (words := estimates_so_far(runs_dir(args.overrides))) is not None:
-        print(f"({words})", file=sys.stderr)
+    remark(estimates_so_far(runs_dir(args.overrides)))
     found: dict[str, Choice] = {}
     searched: list[Counts] = []
     for largest in _to_search(known):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from launch.commands.output_files import check_plan_free, check_writable, plan_p
 from launch.commands.searching.graph import check_free, export, on_cluster, replicas_of
 from launch.commands.searching.plans import with_plan
 from launch.judge.state import print_next
-from launch.screen import print_table
+from launch.screen import print_table, remark
 from megatron_ext.contract.models.model import IMAGES, PAIRS
 
 ASKED = "parallel.schedule=pipedream"
@@ -54,11 +53,7 @@ def _require_one_way(given: Mapping[str, tuple[Any, ...]]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp search <argv>`.
-
-    Raises:
-        TdppError: what is asked for cannot be read, divided or written.
-    """
+    """Runs `tdpp search <argv>`."""
     from fasop.graphs.graph_text import graph_text
     from fasop.graphs.of_model import graph_of, held_of, partition_of, plan_text, require_streaming
     from fasop.graphs.options import Options
@@ -87,10 +82,8 @@ def main(argv: Sequence[str]) -> int:
     division = on_nodes(graphs, range(len(graphs)), inputs.kinds, options, held_of(training), in_order=True)
     print_table(*table(division))
     print(f"parallel.partition={partition_of(division)} parallel.replicas={division.replicas}: {summary(division)}")
-    if inputs.by_default is not None:
-        print(f"({inputs.by_default})", file=sys.stderr)
-    for note in division.notes:
-        print(f"({note})", file=sys.stderr)
+    remark(inputs.by_default)
+    remark(*division.notes)
     if "csv" in own:
         write(own["csv"], csv_text(division))
     if "graph_output" in own:
