@@ -201,11 +201,10 @@ def _refused(reported: str, cause: BaseException | None, words: Words) -> str:
     overridden = _OVERRIDDEN.match(reported)
     if overridden is None:
         return _message(cause, words)
-    if overridden["key"] is None:
-        return f"{overridden['word']}: {rule(cause)}"
+    word = overridden["key"] or overridden["word"]
     if isinstance(cause, ConfigKeyError | ConfigAttributeError) and _NO_KEY.match(str(cause)):
-        return _no_key(overridden["key"], cause)
-    return f"{overridden['key']}: {rule(cause)}"
+        return _no_key(word, cause)
+    return f"{word}: {rule(cause)}"
 
 
 def _no_key(word: str, error: OmegaConfBaseException) -> str:

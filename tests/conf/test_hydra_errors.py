@@ -37,6 +37,8 @@ MODEL = "name: mine\nlayers: 4\nhidden: 64\nheads: 4\nsequence_length: 64\nvocab
             "cluster.groups.loca does not exist: cluster.groups has local; did you mean cluster.groups.local? "
             "a file of your own can add it",
         ),
+        ("+cluster.topology={a: {groups: [local], rate: 3}}", "cluster.topology.a.rate is not a key; did you mean"),
+        ("cluster.topology=5", "cluster.topology=5: must be a group of keys"),
         ("data.blend=[{prefx: a}]", "data.blend: prefx is not a key; did you mean data.prefix"),
         ("model=tniy", "Could not find 'model/tniy'; did you mean tiny? model can be 13b, 2.7b, 6.7b, alexnet, "),
         ("+gpu@cluster.gpus.b=a11", "Could not find 'gpu/a11'; did you mean a10? gpu can be a10, a100_40gb"),

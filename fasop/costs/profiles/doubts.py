@@ -39,8 +39,11 @@ UNLIKE_LINK = 4.0
 """How many times a collective's ring may be faster or slower than the links of the configuration, with many bytes."""
 LARGE = 2**24
 """Many."""
-CPU_NOISE = 0.85
-"""The same part on a CPU, whose times differ more from one measurement to the next."""
+FURTHER = 0.4
+"""What a further sample of a micro-batch takes, at least, in what it took between the two sizes before: kernels that
+fill a GPU better make it a little less, never so much."""
+ON_CPU = (0.85, 0.2)
+"""The lower limits of the last two on a CPU, whose times differ more from one measurement to the next."""
 
 SMALL = frozenset(("embedding", "decoder_embedding", "encoder_norm", "head"))
 """Kinds of blocks of which a model has one: what starting a pass costs may be most of their time."""
@@ -93,7 +96,7 @@ def profile_doubts(profile: LayerProfile, model: Model | None = None) -> list[st
         *(doubt for one in profile.collectives for doubt in _falling(one)),
         *_too_long(costs),
         *_lone_doubts(usual),
-        *_doubts_between(usual, CPU_NOISE if profile.gpu == CPU else SLOWER_WITH_BATCH[0]),
+        *_doubts_between(usual, *(ON_CPU if profile.gpu == CPU else (SLOWER_WITH_BATCH[0], FURTHER))),
     ]
     for precision, nanoseconds in profile.optimizer_ns_per_parameter.items():
         if nanoseconds > SLOWEST_NS:
@@ -147,8 +150,9 @@ def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
                 yield from _unlike(f"{costs}: {name}.backward", part.backward, "forward", part.forward, SLOWER_BACKWARD)
 
 
-def _doubts_between(every: Sequence[ModelCosts], least: float) -> Iterator[str]:
-    """Say what is odd between entries that differ in one size alone; `least` is the first of `SLOWER_WITH_BATCH`."""
+def _doubts_between(every: Sequence[ModelCosts], least: float, further: float) -> Iterator[str]:
+    """Say what is odd between entries that differ in one size alone; `least` is the first of `SLOWER_WITH_BATCH`, and
+    `further` what `FURTHER` is."""
     by_tensor: dict[object, list[ModelCosts]] = defaultdict(list)
     by_batch: dict[object, list[ModelCosts]] = defaultdict(list)
     for costs in every:
@@ -164,6 +168,23 @@ def _doubts_between(every: Sequence[ModelCosts], least: float) -> Iterator[str]:
             samples = more.micro_batch_size / less.micro_batch_size
             limits = (least, SLOWER_WITH_BATCH[1] * samples)
             yield from _compared(less, more, f"micro-batch {less.micro_batch_size}", limits)
+        yield from _bent(sorted(alike, key=lambda costs: costs.micro_batch_size), further)
+
+
+def _bent(alike: Sequence[ModelCosts], further: float) -> Iterator[str]:
+    """Say where a sample more takes far less than the samples before: one of the three times is wrong."""
+    for few, some, many in zip(alike, alike[1:], alike[2:], strict=False):
+        for key in ("forward", "backward"):
+            for kind in sorted((few.parts.keys() & some.parts.keys() & many.parts.keys()) - SMALL):
+                ms = [getattr(costs.parts[kind], key) for costs in (few, some, many)]
+                sizes = [costs.micro_batch_size for costs in (few, some, many)]
+                before, after = ((ms[at + 1] - ms[at]) / (sizes[at + 1] - sizes[at]) for at in (0, 1))
+                if 0 < after < further * before:
+                    yield (
+                        f"{many}: {kind}.{key}={ms[2]:g} ms: each sample beyond micro-batch {sizes[1]} takes "
+                        f"{after:.3g} ms, but {before:.3g} ms beyond micro-batch {sizes[0]}; check the values of all "
+                        f"three sizes, or measure again"
+                    )
 
 
 def _compared(less: ModelCosts, more: ModelCosts, other: str, limits: tuple[float, float]) -> Iterator[str]:

@@ -92,7 +92,7 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
     more = [[f"{one.worst.seconds * 1e3:.1f} ms", f"+{one.loss:.1%}", one.worst.what] for one in shown]
     head = [*head, "worst case", "adds", f"{args.robust:.0%} slower"]
     print_table(head, [[*row, *own] for row, own in zip(rows, more, strict=True)])
-    others = "no plan that the search left out is better"
+    others = "the next plans of the search are slower than the first one's worst case as they are"
     if len(rated) == len(candidates) and candidates[-1].total < rated[0].worst.seconds:
         others = f"plans behind the {len(candidates)} fastest were not rated"
     print(

@@ -200,6 +200,26 @@ def test_figures_that_are_hard_to_believe_are_read_with_a_doubt_that_has_the_fig
     assert [one for one in profile_doubts(odd) if re.search(doubt, one)]
 
 
+@pytest.mark.parametrize(("last_ms", "odd"), [(3.4, False), (2.2, True)], ids=["fuller", "bent"])
+def test_a_micro_batch_whose_further_samples_cost_nearly_nothing_is_doubted(last_ms: float, odd: bool) -> None:
+    """1.0 and 1.8 ms with one sample and two: two more take 1.6 ms in proportion, and hardly less than half of it."""
+
+    def costs(size: int, forward: float) -> ModelCosts:
+        part = Cost(forward=forward, backward=2 * forward)
+        return ModelCosts(
+            model="xl", tensor=1, micro_batch_size=size, precision="fp16", embedding=part, layer=part, head=part
+        )
+
+    measured = [costs(1, 1.0), costs(2, 1.8), costs(4, last_ms)]
+    profile = LayerProfile(gpu="A10", source="here", models={"xl": Shape()}, costs=measured)
+    found = profile_doubts(profile)
+    assert [one.split("; ")[0] for one in found if "layer.forward" in one] == [
+        f"{measured[2]}: layer.forward={last_ms:g} ms: each sample beyond micro-batch 2 takes 0.2 ms, but 0.8 ms "
+        f"beyond micro-batch 1"
+    ] * odd
+    assert bool(found) == odd
+
+
 def test_doubts_about_another_model_are_not_those_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "FOLDER", tmp_path)
     (tmp_path / "odd.yaml").write_text(PROFILE.replace(HEAD, HEAD.replace("2", "8.8"), 1))
