@@ -142,9 +142,6 @@ class Encoder:
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
 
 def special_tokens(tokenizer: HfTokenizer) -> list[str]:
     return [token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special]

@@ -124,9 +124,6 @@ class ChatTemplate:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
 
 def _marked(text: str) -> tuple[str, list[Span]]:
     """Takes the marks of `{% generation %}` out of a text; returns it and where they stood."""

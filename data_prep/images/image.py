@@ -134,23 +134,20 @@ def packed(images: list[Raw], wanted: Wanted) -> list[Made]:
     """Each image, and what mean and deviation follow from; raises as `made`."""
     values = np.arange(256)
     found = []
-    for pixels in made(images, wanted):
+    for image in images:
+        pixels = made(image, wanted)
         counts = [np.bincount(pixels[:, :, channel].ravel(), minlength=256) for channel in range(pixels.shape[2])]
         sums = [int(count @ values) for count in counts]
         found.append(Made(pixels, sums, [int(count @ values**2) for count in counts]))
     return found
 
 
-def made(images: list[Raw], wanted: Wanted) -> list[NDArray[np.uint8]]:
-    """Each image as [height, width, channels].
+def made(raw: Raw, wanted: Wanted) -> NDArray[np.uint8]:
+    """An image as [height, width, channels].
 
     Raises:
-        DataPrepError: one cannot be decoded, or Pillow is needed and is not here.
+        DataPrepError: it cannot be decoded, or Pillow is needed and is not here.
     """
-    return [_one_made(image, wanted) for image in images]
-
-
-def _one_made(raw: Raw, wanted: Wanted) -> NDArray[np.uint8]:
     content = raw.content
     if not isinstance(content, bytes):
         found = content if content.ndim == 3 else content[:, :, np.newaxis]

@@ -119,7 +119,7 @@ def _is_whole(name: str) -> bool:
 def _shape(items: Sequence[Item], request: ImagesRequest) -> Shape:
     """Returns the shape of all images: as asked for, or that of the first one."""
     first = next(_contents(request.readers, 0))
-    return Shape(*made([Raw(items[0].name, first)], request.wanted)[0].shape)
+    return Shape(*made(Raw(items[0].name, first), request.wanted).shape)
 
 
 def _contents(readers: Sequence[Reader], first: int) -> Iterator[Content]:

@@ -214,9 +214,6 @@ class JsonTokenizer:
     def __getstate__(self) -> dict[str, str]:
         return {"content": self.content, "end_token": self.end_token}
 
-    def __setstate__(self, state: dict[str, str]) -> None:
-        self.__dict__.update(state)
-
 
 def content_of(path: Path) -> str:
     """A tokenizer.json, or what is made of BERT's vocab.txt or of a folder with vocab.json and merges.txt.

@@ -32,6 +32,7 @@ from launch.files.locks import FileLock, is_free, launching
 from launch.judge.state import State
 from launch.judge.verdict import verdict_without_plan
 from launch.machine.container_commands import found_image
+from launch.machine.processes import captured
 from launch.node.container_setup import LIMIT_S, private_folder
 from launch.node.image_file import record_of
 from launch.screen import agreed, can_be_asked, print_table
@@ -293,9 +294,7 @@ def _enroot_names() -> set[str]:
 
 def _enroot(*words: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
-            ["enroot", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ENROOT_S, check=False
-        )
+        return captured(["enroot", *words], ENROOT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"enroot {' '.join(words)}: {error}") from error
 

@@ -16,6 +16,8 @@ from launch.machine.sinfo import PART
 LIKE = 1.06
 """A GPU's memory is another one's if they differ by no more than this factor."""
 CPU = "cpu"
+YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
+"""Words that are no text to YAML, and so no names of groups."""
 TENSOR_RATES = {
     **dict.fromkeys([(7, 0), (7, 2), (7, 5)], 8),
     (8, 0): 16,

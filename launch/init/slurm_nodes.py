@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+from launch.init.gpu_kinds import YAML_WORDS
 from launch.machine.sinfo import Gres, Membership
 from launch.machine.sinfo import parse as parse
 
-NO_NAMES = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
-"""Names of partitions that YAML takes for something else than a text."""
 LIKE = 1.1
 """Nodes whose memory differs by no more than this factor are alike."""
 
@@ -179,4 +178,4 @@ def _named(found: Sequence[Group]) -> list[Group]:
 def _word(text: str) -> str:
     """Returns a name that a group may have: in keys of the command line, dots separate names."""
     word = re.sub(r"[^A-Za-z0-9_-]", "_", text)
-    return word if word[0].isalpha() and word.lower() not in NO_NAMES else f"p_{word}"
+    return word if word[0].isalpha() and word.lower() not in YAML_WORDS else f"p_{word}"

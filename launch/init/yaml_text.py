@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from conf.schema.values.partition import NodeOrder
 from conf.visible import plural
-from launch.init.gpu_kinds import GpuKind
+from launch.init.gpu_kinds import YAML_WORDS, GpuKind
 from launch.init.machines import (
     ASSUMED_GBIT_PER_S,
     CPU_LATENCY_US,
@@ -18,8 +19,6 @@ from launch.init.machines import (
     FoundGroup,
 )
 
-YAML_WORDS = ("null", "true", "false", "yes", "no", "on", "off", "y", "n")
-"""That are no text to YAML."""
 FROM_DRIVER = "peaks computed from what the driver reports; the data sheet is more accurate"
 UNTIL_MEASURED = "assumed, until 'tdpp profile' measures it"
 
@@ -188,11 +187,11 @@ def first_plan(found: Found) -> FirstPlan:
     ranks, or are one, replicas."""
     if found.hosts:
         nodes = [int(host.rpartition(":")[2]) if "gpu" not in host else host.count("+") + 1 for host in found.hosts]
-        order = _written(found.order) if len(found.groups) > 1 or found.groups[0].count != len(nodes) else None
+        order = str(NodeOrder(found.order)) if len(found.groups) > 1 or found.groups[0].count != len(nodes) else None
         return _over(nodes, order)
     if len(found.groups) > 1:
         chosen = found.groups[:MOST_STAGES]
-        return _over([_ranks(group) for group in chosen], _written([group.name for group in chosen]))
+        return _over([_ranks(group) for group in chosen], str(NodeOrder(tuple(group.name for group in chosen))))
     (group,) = found.groups
     count = min(2, group.count)
     return _over([_ranks(group)] * count, None if count == group.count else f"{group.name}*{count}")
@@ -212,14 +211,3 @@ def _over(nodes: list[int], order: str | None) -> FirstPlan:
 
 def _ranks(group: FoundGroup) -> int:
     return RANKS_HERE if group.ranks is None else group.ranks
-
-
-def _written(names: list[str] | tuple[str, ...]) -> str:
-    """Writes the order of nodes as `parallel.node_order` takes it, neighbours of a group together."""
-    found: list[tuple[str, int]] = []
-    for name in names:
-        if found and found[-1][0] == name:
-            found[-1] = (name, found[-1][1] + 1)
-        else:
-            found.append((name, 1))
-    return "+".join(name if count == 1 else f"{name}*{count}" for name, count in found)

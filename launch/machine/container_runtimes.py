@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from conf.schema.containers import ContainerKind, ImageReference, Mount
 from launch.machine import docker
@@ -118,6 +119,18 @@ class SlurmStep:
         return cls(node=environment["SLURMD_NODENAME"], cpus=None if cpus is None else int(cpus), het_group=het_group)
 
 
+class Worker(NamedTuple):
+    """What is started in a node's container."""
+
+    container: RunContainer
+    name: str
+    """The container's."""
+    environment: Mapping[str, str]
+    """All that it finds of the host's (see `Pyxis`)."""
+    command: Sequence[str]
+    step: SlurmStep | None = None
+
+
 def container_name(label: str, *told_apart_by: object) -> str:
     """A name that any runtime and file system takes: what differs in the rest gets different ones."""
     label = re.sub(r"[^A-Za-z0-9._+-]", "-", label)[:80]
@@ -153,15 +166,8 @@ class Runtime(ABC):
         return kept if self.in_step else without_slurm(kept)
 
     @abstractmethod
-    def start(
-        self,
-        container: RunContainer,
-        name: str,
-        environment: Mapping[str, str],
-        command: Sequence[str],
-        step: SlurmStep | None,
-    ) -> Command:
-        """Starts a worker in a node's container. `environment` is all that it finds of the host's (see `Pyxis`)."""
+    def start(self, worker: Worker) -> Command:
+        """Starts a worker in a node's container."""
 
 
 class Enroot(Runtime):
@@ -184,19 +190,13 @@ class Enroot(Runtime):
         """Makes a node's container of the image file; `anew` in the place of one that may be there."""
         return ["enroot", "create", *(["--force"] if anew else []), "-n", name, str(container.file)]
 
-    def start(
-        self,
-        container: RunContainer,
-        name: str,
-        environment: Mapping[str, str],
-        command: Sequence[str],
-        step: SlurmStep | None,
-    ) -> Command:
+    def start(self, worker: Worker) -> Command:
         """Variables go by their names alone: everybody on the node can read a command's words, but not its environment.
 
         The host's own NVIDIA_VISIBLE_DEVICES wins over that of the container, so both are given. Every field of a mount
         is given: enroot would take a last one that holds a comma for options.
         """
+        container, name, environment, command, _ = worker
         given = {**(_GPU if container.gpus else _NO_GPU), **environment}
         words = ["enroot", "start"]
         for mount in container.mounts:
@@ -219,16 +219,10 @@ class Apptainer(Runtime):
             return ["sh", "-c", _APPTAINER_BUILD, "sh", str(file), definition]
         return ["apptainer", "pull", str(file), f"docker://{container.image}"]
 
-    def start(
-        self,
-        container: RunContainer,
-        name: str,
-        environment: Mapping[str, str],
-        command: Sequence[str],
-        step: SlurmStep | None,
-    ) -> Command:
+    def start(self, worker: Worker) -> Command:
         """Variables go by APPTAINERENV_…: `--env` splits a value at its commas, and both are evaluated like shell code
         without `--no-eval`. A home or working folder that is mounted unasked would bring the user's own packages."""
+        container, _, environment, command, _ = worker
         words = ["apptainer", "exec", "--cleanenv", "--no-eval", "--no-mount=home,cwd", f"--pwd={container.folder}"]
         words += ["--nv"] if container.gpus else []
         for mount in container.mounts:
@@ -251,15 +245,9 @@ class Docker(Runtime):
         """Names a node's container: the run's, and the same whenever it starts."""
         return container_name(container.run, container.run, node_rank).replace("+", "-")
 
-    def start(
-        self,
-        container: RunContainer,
-        name: str,
-        environment: Mapping[str, str],
-        command: Sequence[str],
-        step: SlurmStep | None,
-    ) -> Command:
+    def start(self, worker: Worker) -> Command:
         """GPUs have numbers of their own in the container, so that those of CUDA_VISIBLE_DEVICES would be others."""
+        container, name, environment, command, _ = worker
         given = {**(_OF_DOCKER if container.gpus else _NO_GPU), **environment}
         devices = f'"device={given.pop("CUDA_VISIBLE_DEVICES")}"' if "CUDA_VISIBLE_DEVICES" in given else "all"
         started = docker.run(
@@ -284,14 +272,7 @@ class Pyxis(Runtime):
     in_step = True
     child = False
 
-    def start(
-        self,
-        container: RunContainer,
-        name: str,
-        environment: Mapping[str, str],
-        command: Sequence[str],
-        step: SlurmStep | None,
-    ) -> Command:
+    def start(self, worker: Worker) -> Command:
         """Unlike the others, pyxis shows the host's environment where the image says nothing else.
 
         The agent's own step holds all of the node: without `--overlap` and `--mem=0` this one would wait for it to end.
@@ -299,6 +280,7 @@ class Pyxis(Runtime):
         made for this step alone; without `no_exec` a step that finds another one in its container joins that one's
         mounts, and gets none of its own.
         """
+        container, name, environment, command, step = worker
         assert step is not None
         given = {**(_GPU if container.gpus else _NO_GPU), **environment}
         image = container.image.enroot if isinstance(container.image, ImageReference) else str(container.image)

@@ -17,7 +17,7 @@ from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.files.records import Start, StopRecord
 from launch.machine import processes
-from launch.machine.container_runtimes import Command, RunContainer, SlurmStep
+from launch.machine.container_runtimes import Command, RunContainer, SlurmStep, Worker
 from launch.machine.docker import remove
 from launch.node.container_setup import Setup
 from launch.node.worker_command import scrubbed
@@ -129,7 +129,7 @@ def process_to_start(
     if container is None:
         return Command(tuple(command), kept | dict(given))
     kept = container.runtime.inherited(kept)
-    started = container.runtime.start(container, name, given, command, step)
+    started = container.runtime.start(Worker(container, name, given, command, step))
     return replace(started, environment=kept | dict(started.environment))
 
 

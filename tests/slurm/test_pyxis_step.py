@@ -12,7 +12,7 @@ import pytest
 
 from conf.schema.containers import Mount
 from conf.schema.experiment import ContainerKind
-from launch.machine.container_runtimes import RunContainer, SlurmStep
+from launch.machine.container_runtimes import RunContainer, SlurmStep, Worker
 from tests.support import PATIENCE_S, ROOT
 from tests.support.containers.image import VARIABLE
 from tests.support.slurm.cluster import Cluster
@@ -38,7 +38,9 @@ def agent(image: str, het_group: int | None) -> None:
     )
     script = f'kill -USR2 $$; echo "$SLURMD_NODENAME" "$1" "$CUDA_VISIBLE_DEVICES" "$GIVEN" ${VARIABLE[0]} "$PWD"'
     worker = ["sh", "-c", script, "sh", os.environ["SLURMD_NODENAME"]]
-    command = container.runtime.start(container, "box", {"GIVEN": "a, b"}, worker, SlurmStep.own(os.environ, het_group))
+    command = container.runtime.start(
+        Worker(container, "box", {"GIVEN": "a, b"}, worker, SlurmStep.own(os.environ, het_group))
+    )
     subprocess.run(command.argv, env=os.environ | command.environment, check=True, timeout=PATIENCE_S)
 
 

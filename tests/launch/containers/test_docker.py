@@ -27,7 +27,7 @@ from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import docker as docker_commands
 from launch.machine import processes
-from launch.machine.container_runtimes import Docker, RunContainer
+from launch.machine.container_runtimes import Docker, RunContainer, Worker
 from launch.node.worker_command import WORKER as ENGINE
 from megatron_ext.contract.worker import SAVED
 from tests.launch.containers.conftest import DOCKER_IMAGE, IMAGE_ID, Runtime
@@ -68,7 +68,7 @@ def living(docker: Runtime) -> list[str]:
 
 def test_every_word_of_its_command() -> None:
     own = [f"--user={os.getuid()}:{os.getgid()}", *(f"--group-add={group}" for group in sorted(os.getgroups()))]
-    command = Docker().start(CPU, "tdpp-box", GIVEN, WORDS, None)
+    command = Docker().start(Worker(CPU, "tdpp-box", GIVEN, WORDS))
     assert shlex.join(command.argv) == (
         "docker run --rm --pull=never --name=tdpp-box --label=tdpp.run=abc --network=host --ipc=host --pid=host "
         f"--ulimit=memlock=-1 --ulimit=stack=67108864 {shlex.join(own)} --workdir=/tdpp "
@@ -88,14 +88,14 @@ def test_every_word_of_its_command() -> None:
     ids=["all", "by index"],
 )
 def test_its_gpus(given: dict[str, str], word: str) -> None:
-    command = Docker().start(replace(CPU, gpus=True), "tdpp-box", given, WORDS, None)
+    command = Docker().start(Worker(replace(CPU, gpus=True), "tdpp-box", given, WORDS))
     assert word in command.argv
     assert "CUDA_VISIBLE_DEVICES" not in command.environment  # they are numbered anew there
     assert command.environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
 
 
 def test_a_group_may_write_what_it_shall() -> None:
-    umask = int(Docker().start(replace(CPU, group_writes=True), "x", GIVEN, WORDS, None).argv[-len(WORDS) - 1], 8)
+    umask = int(Docker().start(Worker(replace(CPU, group_writes=True), "x", GIVEN, WORDS)).argv[-len(WORDS) - 1], 8)
     assert umask & 0o070 == 0
 
 

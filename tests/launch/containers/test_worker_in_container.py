@@ -19,7 +19,7 @@ from conf.schema.containers import Mount
 from conf.schema.experiment import ContainerKind
 from launch.control.planning.plan import make_plan
 from launch.machine.container_commands import run_container
-from launch.machine.container_runtimes import RunContainer
+from launch.machine.container_runtimes import RunContainer, Worker
 from launch.machine.provenance import PROJECT
 from launch.node.container_setup import Setup
 from megatron_ext.data.indexed_dataset import write_indexed
@@ -60,7 +60,7 @@ def planned(image: Path, corpus: Path, tmp_path: Path) -> tuple[RunDir, RunConta
 def done(container: RunContainer, words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     with Setup(container, 0) as setup:
         wait_for(setup.step)
-        command = container.runtime.start(container, setup.name, GIVEN, words, None)
+        command = container.runtime.start(Worker(container, setup.name, GIVEN, words))
         environment = os.environ | command.environment
         return subprocess.run(
             command.argv, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL

@@ -15,7 +15,15 @@ from conf.schema.containers import ImageReference, Mount
 from conf.schema.experiment import ContainerKind
 from launch.control.planning.plan import make_plan
 from launch.machine.container_commands import run_container
-from launch.machine.container_runtimes import Apptainer, Command, Enroot, RunContainer, SlurmStep, container_name
+from launch.machine.container_runtimes import (
+    Apptainer,
+    Command,
+    Enroot,
+    RunContainer,
+    SlurmStep,
+    Worker,
+    container_name,
+)
 
 NGC = ImageReference.parse("nvcr.io/nvidia/pytorch:23.04-py3")
 WORKER = ("python3", "-u", "-m", "megatron_ext.worker", "/runs/xl/1/plan.json", "3")
@@ -45,7 +53,9 @@ def line(words: Sequence[str]) -> str:
 
 
 def started(container: RunContainer, environment: dict[str, str] | None = None) -> Command:
-    return container.runtime.start(container, "tdpp-box", GIVEN if environment is None else environment, WORKER, STEP)
+    return container.runtime.start(
+        Worker(container, "tdpp-box", GIVEN if environment is None else environment, WORKER, STEP)
+    )
 
 
 def test_enroot_imports_an_image_of_a_registry() -> None:
@@ -157,7 +167,7 @@ def test_pyxis_starts_a_worker_as_a_step_on_its_own_node() -> None:
 def test_pyxis_names_the_component_of_a_heterogeneous_job() -> None:
     step = SlurmStep.own({"SLURMD_NODENAME": "n063"}, het_group=1)
     assert step == SlurmStep(node="n063", cpus=None, het_group=1)
-    words = PYXIS.runtime.start(PYXIS, "tdpp-box", {}, WORKER, step).argv
+    words = PYXIS.runtime.start(Worker(PYXIS, "tdpp-box", {}, WORKER, step)).argv
     assert line(words).startswith(
         "srun --overlap --mem=0 --nodes=1 --ntasks=1 --nodelist=n063 --export=ALL --het-group=1 '--container-image="
     )
@@ -186,7 +196,7 @@ def test_a_value_of_the_environment_is_in_no_word_that_others_can_read(container
 @pytest.mark.parametrize("container", [CPU, APPTAINER, PYXIS], ids=["enroot", "apptainer", "pyxis"])
 def test_the_worker_s_own_words_come_last_and_unchanged(container: RunContainer) -> None:
     words = ["python3", "-u", "a b", 'q"', "--mount", ""]
-    assert container.runtime.start(container, "tdpp-box", {}, words, STEP).argv[-len(words) :] == tuple(words)
+    assert container.runtime.start(Worker(container, "tdpp-box", {}, words, STEP)).argv[-len(words) :] == tuple(words)
 
 
 def test_a_node_is_prepared_by_bringing_the_image_and_creating_the_container() -> None:
