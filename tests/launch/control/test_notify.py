@@ -199,7 +199,7 @@ def test_what_a_command_leaves_in_the_background_is_not_waited_for(
 def test_an_alarm_is_told_once_while_the_run_goes_on(runs: Path, tmp_path: Path, hook: Hook) -> None:
     script = 'echo "$TDPP_STATE|$TDPP_ALARM|$TDPP_EXIT_CODE|$TDPP_REASON" >> "$0"'
     run = ended(runs, ["sh", "-c", script, str(tmp_path / "told")], "TDPP_WEBHOOK")
-    losses = [4.0 + 0.01 * (number % 7) for number in range(60)]
+    losses = [4.0 + 0.01 * (number % 7) for number in range(110)]
     lines = [
         {"iteration": n, "unix": 1e9 + n, "elapsed_ms": 10.0, "loss": loss, "nan": 0} for n, loss in enumerate(losses)
     ]
@@ -208,11 +208,11 @@ def test_an_alarm_is_told_once_while_the_run_goes_on(runs: Path, tmp_path: Path,
     assert not (tmp_path / "told").exists()
     with run.metrics.open("a") as file:
         file.write(
-            json.dumps({"iteration": 60, "unix": 1e9 + 60, "elapsed_ms": 10.0, "loss": 9.0, "nan": 0}) + "\ncut of"
+            json.dumps({"iteration": 110, "unix": 1e9 + 110, "elapsed_ms": 10.0, "loss": 9.0, "nan": 0}) + "\ncut of"
         )
     notify_alarms(run)
     notify_alarms(run)
-    said = "the loss jumped to 9 at iteration 60, from 4.03 in the lines before"
+    said = "the loss jumped to 9 at iteration 110, from 4.03 in the lines before"
     assert (tmp_path / "told").read_text() == f"running|loss-spike||{said}\n"
     (sent,) = hook.got
     assert (sent["state"], sent["alarm"], sent["reason"], sent["exit_code"]) == ("running", "loss-spike", said, None)
