@@ -91,10 +91,9 @@ def _digest(known: Mapping[str, Any]) -> str:
 
 
 def _built(known: Mapping[str, Any]) -> DictConfig:
-    values: dict[str, Any] = known["values"]
-    built = OmegaConf.create(values)
+    built: DictConfig = OmegaConf.create(known["values"])
     if known["structured"]:
-        built = OmegaConf.unsafe_merge(OmegaConf.structured(Experiment), values)  # type: ignore[assignment]
+        built = OmegaConf.unsafe_merge(OmegaConf.structured(Experiment), built)  # type: ignore[assignment]
     OmegaConf.set_struct(built, known["struct"])
     return built
 

@@ -17,6 +17,7 @@ from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
 from fasop.simulation.loaded import Parts
 from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.predict import predict_plan
 from megatron_ext.contract.parallel_config import RECOMPUTES
 
 HOUR, DAY = 3600.0, 86400.0
@@ -28,13 +29,18 @@ class Plan(PlacedTraining):
 
     total: float
     """An iteration, once the first one is over."""
-    parts: Parts
-    """Where the time goes; arrays of one."""
+    known_parts: Parts | None = None
+    """`parts`, where the search found them beside the time."""
     bound: float
     """Proved: no partition of these sizes and nodes that fits takes less."""
     basis: Basis
     pipelines: Pipelines | None
     """What its stages take; one pipeline. None where stages differ, or shares by more than one."""
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Return where the time goes; arrays of one."""
+        return predict_plan(self).parts if self.known_parts is None else self.known_parts
 
     @cached_property
     def parallel(self) -> Parallel:

@@ -351,7 +351,7 @@ def _proved(plan: Plan, lines: Pipelines, boxes: int) -> Plan:
         training=replace(plan.training, parallel=parallel),
         partition=partition,
         total=proof.seconds,
-        parts=lines.parts(proof.partition),
+        known_parts=lines.parts(proof.partition),
         bound=max(plan.bound, proof.bound),
     )
 

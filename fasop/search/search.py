@@ -296,7 +296,7 @@ def _plans(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan
                 partition=partition,
                 nodes=nodes,
                 total=float(parts.total[column]),
-                parts=parts.of(column),
+                known_parts=parts.of(column),
                 bound=float(proved[column]),
                 basis=Basis(int(group.pipelines.basis[column])),
                 pipelines=group.pipelines.take(np.array([column])),

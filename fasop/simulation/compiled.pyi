@@ -49,3 +49,15 @@ def column_ends(
     row: Numbers,
     link: Numbers,
 ) -> Floats: ...
+def chain_of_trip(
+    costs: Sequence[tuple[int, NDArray[np.uint8], Floats, Floats, Floats, Floats]],
+    first: Integers,
+    replicas: Integers,
+    even: NDArray[np.uint8],
+    ahead: Integers,
+    lag: Integers,
+    left: Floats | None,
+    count: int,
+    share: float,
+) -> Floats: ...
+def mean_of_rows(trip: Floats, layer: Floats, fixed: Floats, work: float, tiny: float) -> Floats: ...

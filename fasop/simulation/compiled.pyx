@@ -1,6 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """The loops of `fasop.simulation.vectorised`, compiled: action by action, for eight pipelines at once; and those of
-`fasop.simulation.ranks.columns`.
+`fasop.simulation.ranks.columns`, and of bounds of many layouts (`fasop.search.by_stage`).
 
 Sums and maxima are those of the arrays there, in the order in which each stage takes them, so times are equal to the
 last bit. Kinds of passes are numbers of `fasop.simulation.steps.Pass`.
@@ -464,3 +464,126 @@ def column_ends(
                     free[column] = leaves + holds[column]
                     there[column] = leaves + takes[column]
     return np.asarray(now)
+
+
+def chain_of_trip(
+    costs, const long[:, ::1] first, const long[:, ::1] replicas, const unsigned char[::1] even,
+    const long[:, ::1] ahead, const long[:, ::1] lag, left, int count, double share,
+):
+    """What `fasop.search.by_stage.layout_bounds` does in `PlacedLayouts._chain_of_trip`, layout by layout.
+
+    Args:
+        costs: for each kind of node its number and, [layouts, stages] each, where stages lie on it and the seconds of a
+            unit, forward and backward, and beside units.
+        left: [layouts, stages]: forward passes that are left whichever replica it is, with GPipe; else None.
+
+    Returns:
+        [4, layouts, stages]: the trip of a unit, the same beside units, the passes left of a unit, and beside units.
+    """
+    cdef Py_ssize_t row, s, rows = first.shape[0], stages = first.shape[1]
+    cdef double[:, :, ::1] found = np.zeros((4, rows, stages))
+    cdef double[:, :, ::1] least = np.full((6, rows, stages), INFINITY)
+    cdef const unsigned char[:, ::1] present
+    cdef const double[:, ::1] forward, backward, end_forward, end_backward, in_gpipe
+    cdef int gpipe = left is not None
+    cdef long number, batches, whole
+    cdef double there, back, of_kind, beside, passes, owed, there_end
+    if gpipe:
+        in_gpipe = left
+    for kind in costs:
+        present, forward, backward, end_forward, end_backward = kind[1:]
+        for row in range(rows):
+            for s in range(stages):
+                if present[row, s]:
+                    least[0, row, s] = min(least[0, row, s], forward[row, s] + share * backward[row, s])
+                    least[1, row, s] = min(least[1, row, s], forward[row, s])
+                    least[2, row, s] = min(least[2, row, s], backward[row, s])
+                    least[3, row, s] = min(least[3, row, s], end_forward[row, s] + share * end_backward[row, s])
+                    least[4, row, s] = min(least[4, row, s], end_forward[row, s])
+                    least[5, row, s] = min(least[5, row, s], end_backward[row, s])
+    for row in range(rows):
+        for s in range(stages):
+            found[2, row, s] = -INFINITY
+            if even[row]:
+                found[0, row, s], found[1, row, s] = least[0, row, s], least[3, row, s]
+            else:
+                back = least[2, row, s] if least[2, row, s] < INFINITY else 0.0
+                found[0, row, s] = least[1, row, s] + share * back
+                back = least[5, row, s] if least[5, row, s] < INFINITY else 0.0
+                found[1, row, s] = least[4, row, s] + share * back
+    for kind in costs:
+        number = kind[0]
+        present, forward, backward, end_forward, end_backward = kind[1:]
+        for row in range(rows):
+            for s in range(stages):
+                if not present[row, s]:
+                    continue
+                batches = count // replicas[row, s]
+                if first[row, s] == number and batches * replicas[row, s] < count:
+                    batches += 1
+                if gpipe:
+                    passes = in_gpipe[row, s]
+                else:
+                    whole = batches - ahead[row, s] - 1
+                    passes = whole if whole > 0 else 0
+                owed = min(lag[row, s], batches - 1) * (1 - share)
+                back = batches - 1 - owed
+                if back < 0.0:
+                    back = 0.0
+                there, there_end = forward[row, s], end_forward[row, s]
+                if gpipe and not even[row]:  # the quickest replica's
+                    there, there_end = least[1, row, s], least[4, row, s]
+                of_kind = passes * there + back * backward[row, s]
+                if of_kind > found[2, row, s]:
+                    found[2, row, s] = of_kind
+                    found[3, row, s] = passes * there_end + back * end_backward[row, s]
+    return np.asarray(found)
+
+
+cdef double _sum(const double* values, Py_ssize_t count) noexcept nogil:
+    """In the order of numpy's sum of so many numbers in a row, of at most 128."""
+    cdef double total = 0.0
+    cdef double[8] part
+    cdef Py_ssize_t n, whole = 0
+    if count >= 8:
+        whole = count - count % 8
+        for n in range(8):
+            part[n] = values[n]
+        for n in range(8, whole):
+            part[n % 8] += values[n]
+        total = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]))
+    for n in range(whole, count):
+        total += values[n]
+    return total
+
+
+def mean_of_rows(
+    const double[:, ::1] trip, const double[:, ::1] layer, const double[:, ::1] fixed, double work, double tiny
+):
+    """[rows]: `fasop.partition.bounds.mean_of` of so much work, of arrays [rows, stages] with at most 128 stages."""
+    cdef Py_ssize_t row, s, other, rows = trip.shape[0], stages = trip.shape[1]
+    cdef double[::1] found = np.empty(rows), weights = np.empty(stages), costs = np.empty(stages)
+    cdef Py_ssize_t[::1] order = np.empty(stages, np.intp)
+    cdef double shares, paid, level, price, total, lowest
+    for row in range(rows):
+        for s in range(stages):
+            other = s
+            while other > 0 and trip[row, order[other - 1]] > trip[row, s]:
+                order[other] = order[other - 1]
+                other -= 1
+            order[other] = s
+        shares, paid, level = 0.0, 0.0, INFINITY
+        for s in range(stages):
+            price = 1 / max(layer[row, order[s]], tiny)
+            shares += price
+            paid += price * trip[row, order[s]]
+            level = min(level, (1 + paid) / shares)
+        for s in range(stages):
+            weights[s] = max(0.0, level - trip[row, s]) / max(layer[row, s], tiny)
+        total, lowest = max(_sum(&weights[0], stages), tiny), INFINITY
+        for s in range(stages):
+            weights[s] /= total
+            lowest = min(lowest, trip[row, s] + weights[s] * layer[row, s])
+            costs[s] = weights[s] * fixed[row, s]
+        found[row] = work * lowest + _sum(&costs[0], stages)
+    return np.asarray(found)

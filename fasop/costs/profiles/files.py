@@ -36,7 +36,7 @@ def read_profile(name: str) -> LayerProfile:
     path = profile_path(name)
     try:
         keys = load_yaml(path, LayerProfile)
-        profile = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LayerProfile), keys))
+        profile = OmegaConf.to_object(OmegaConf.unsafe_merge(OmegaConf.structured(LayerProfile), keys))
     except MissingMandatoryValue as error:
         raise ConfigError(f"{path} is not a profile: {error.full_key} is not set (docs/profile.md)") from error
     except OmegaConfBaseException as error:

@@ -24,16 +24,23 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.schedules import Number, backward_left, forward_left
 from fasop.costs.training import Training
-from fasop.partition.bounds import mean_of, whole_of
+from fasop.partition.bounds import TINY, mean_of, whole_of
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import times_on
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import SCATTERS, Schedule
 
+try:
+    from fasop.simulation import compiled
+except ImportError:  # there was no C compiler when tdpp was installed
+    compiled = None  # type: ignore[assignment]
+
 FAR = 1e9
 """Seconds of a layer where there is no stage: none is laid there."""
 LEAST = 1e-15
 """Seconds that are none, but may divide."""
+IN_A_ROW = 128
+"""Stages whose sums the compiled loop adds up as numpy does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +84,22 @@ class TripBound(NamedTuple):
 
     def least(self, work: float, capacity: Integers, *, alike: bool) -> Floats:
         """[plans]: no way to share out so much work takes less; stages have room for so many layers."""
-        trip = np.where(self.exists, self.trip, FAR).T
-        left = Linear(
-            fixed=np.where(self.exists, self.left.fixed, 0.0).T,
-            layer=np.where(self.exists, np.maximum(self.left.layer, LEAST), 1.0).T,
+        trip, fixed, layer = (
+            np.ascontiguousarray(np.where(self.exists, part, nothing))
+            for part, nothing in (
+                (self.trip, FAR),
+                (self.left.fixed, 0.0),
+                (np.maximum(self.left.layer, LEAST), 1.0),
+            )
         )
-        longest = mean_of(trip, left, np.array(work))
+        left = Linear(fixed=fixed.T, layer=layer.T)
+        if hasattr(compiled, "mean_of_rows") and trip.shape[1] <= IN_A_ROW:
+            longest = compiled.mean_of_rows(trip, layer, fixed, work, TINY)
+        else:
+            longest = mean_of(trip.T, left, np.array(work))
         if alike:
             room = np.where(self.exists, capacity, 0).T
-            longest = np.maximum(longest, whole_of(trip, left, room, round(work)))
+            longest = np.maximum(longest, whole_of(trip.T, left, room, round(work)))
         found: Floats = self.constant + longest
         return found
 

@@ -23,7 +23,6 @@ from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
-from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.columns import ColumnReplay
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns, in_flight
 from megatron_ext.contract.parallel_config import Schedule
@@ -323,17 +322,14 @@ class Candidate:
         """Return the plan as a search shows it."""
         layers = Partition(tuple(partition.tolist()))
         parallel = replace(self.training.parallel, partition=layers.layers)
-        training = replace(self.training, parallel=parallel)
-        predicted = predict_plan(PlacedTraining(training=training, partition=layers, nodes=self._nodes))
-        total = predicted.iteration_s
+        total = float(self.seconds(partition.reshape(-1, 1))[0])
         return Plan(
-            training=training,
+            training=replace(self.training, parallel=parallel),
             partition=layers,
             nodes=self._nodes,
             total=total,
-            parts=predicted.parts,
             bound=total if self.exhausted else min(self.bound, total),
-            basis=predicted.basis,
+            basis=self._stages.basis,
             pipelines=None,
         )
 

@@ -71,7 +71,7 @@ def relieved(
     return replace(
         found,
         total=predicted.iteration_s,
-        parts=predicted.parts,
+        known_parts=predicted.parts,
         bound=min(_floor(plan), predicted.iteration_s),
         basis=predicted.basis,
         pipelines=None,

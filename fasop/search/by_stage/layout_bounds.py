@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,11 @@ from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import step_s_per_parameter
 from megatron_ext.contract.parallel_config import Schedule
+
+try:
+    from fasop.simulation import compiled
+except ImportError:  # there was no C compiler when tdpp was installed
+    compiled = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -142,12 +148,24 @@ class PlacedLayouts:
         return self._of_trip(one, work, alike=len(work.units) == 1)
 
     def _of_trip(self, one: Training, work: Work, *, alike: bool) -> Floats:
-        layouts, schedule = self._layouts, one.parallel.schedule
-        half, shape = schedule.definition.input_share, layouts.tensors.shape
-        count = one.parallel.global_batch_size // one.parallel.micro_batch_size
+        layouts, count = self._layouts, one.parallel.global_batch_size // one.parallel.micro_batch_size
+        find = self._compiled_chain if hasattr(compiled, "chain_of_trip") else self._chain_of_trip
+        trip, ends, layer, fixed = find(one.parallel.schedule, count, self._costs(work))
+        messages = 2 * self._hops(work).sum(axis=1)
+        constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
+        chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
+        room = np.full(layouts.tensors.shape, one.blocks.layers)
+        found: Floats = chain.least(work.whole, room, alike=alike) + self._start(one)
+        return found
+
+    def _chain_of_trip(
+        self, schedule: Schedule, count: int, costs: Sequence[_KindCosts]
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """[layouts, stages]: seconds of a unit's trip and, beside units, of the way there and back; of a unit in the
+        passes that are left, and beside units."""
+        layouts, half = self._layouts, schedule.definition.input_share
         fewest, most = self._shared_out(count)
-        layer, fixed = np.full(shape, -np.inf), np.zeros(shape)
-        costs = self._costs(work)
+        layer, fixed = np.full(layouts.tensors.shape, -np.inf), np.zeros(layouts.tensors.shape)
         trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, half)
         ends = self._trip([kind.ends for kind in costs], costs, half)
         there, there_ends = self._quickest(costs, lambda kind: kind.forward, lambda kind: kind.ends[0])
@@ -162,12 +180,33 @@ class PlacedLayouts:
             longer = kind.present & (of_kind > layer)
             layer = np.where(longer, of_kind, layer)
             fixed = np.where(longer, ahead * beside + back * kind.ends[1], fixed)
-        messages = 2 * self._hops(work).sum(axis=1)
-        constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
-        chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
-        room = np.full(shape, one.blocks.layers)
-        found: Floats = chain.least(work.whole, room, alike=alike) + self._start(one)
-        return found
+        return trip, ends, layer, fixed
+
+    def _compiled_chain(
+        self, schedule: Schedule, count: int, costs: Sequence[_KindCosts]
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """The same by the compiled loop."""
+        layouts, one, like = self._layouts, schedule.definition, np.zeros_like(self._layouts.replicas)
+        gpipe = schedule is Schedule.gpipe
+        found = compiled.chain_of_trip(
+            [
+                (
+                    kind.number,
+                    _in_rows(kind.present.view(np.uint8)),
+                    *map(_in_rows, (kind.forward, kind.backward, *kind.ends)),
+                )
+                for kind in costs
+            ],
+            _in_rows(self._first),
+            _in_rows(layouts.replicas),
+            layouts.even.view(np.uint8),
+            _in_rows(like if gpipe else like + one.ahead(self._ahead)),
+            _in_rows(like + one.lag(self._lag)),
+            _in_rows(self._forward_left(schedule, like, count)) if gpipe else None,
+            count,
+            one.input_share,
+        )
+        return found[0], found[1], found[2], found[3]
 
     @staticmethod
     def _quickest(costs: Sequence[_KindCosts], *parts: Callable[[_KindCosts], Floats]) -> list[Floats]:
@@ -375,6 +414,11 @@ class PlacedLayouts:
                 seconds = end.factors.embedding * (link.latency_s + sharing * size * link.s_per_byte)
                 taken = np.where(np.minimum(*ends) == tensor, np.maximum(taken, seconds), taken)
         return np.where(apart & (layouts.last > 0), taken * 2 * (members - 1) / members, 0.0)
+
+
+def _in_rows(every: Any) -> Any:
+    """Return the array as the compiled loop takes it: one row after another."""
+    return np.ascontiguousarray(every)
 
 
 def _leaves(nodes: Sequence[NodeKind], factors: Sequence[float]) -> Iterator[tuple[NDArray[np.bool_], float]]:

@@ -41,12 +41,12 @@ def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int
     at_nodes = "with changes where a node ends, or few GPUs from either end"
     at_ends = "three with changes near both ends"
 
-    def three_near_ends(cuts: Sequence[int]) -> Iterator[Layout]:
+    def three_near_ends(cuts: Sequence[int]) -> Iterator[tuple[Run, ...]]:
         yield from dict.fromkeys(
             chain(_in_runs(gpus, cuts, tensors, stages, 2), _in_runs(gpus, ends, tensors, stages, 3))
         )
 
-    ways: list[tuple[Callable[[], Iterator[Layout]], str]] = [
+    ways: list[tuple[Callable[[], Iterator[tuple[Run, ...]]], str]] = [
         *([(partial(_all, gpus, tensors, stages), "all")] if gpus <= ALL else []),
         (
             partial(_in_runs, gpus, anywhere, tensors, stages, 3),
@@ -71,8 +71,15 @@ def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int
     for way, said in ways:
         found = [*islice(way(), most + 1)]
         if len(found) <= most:
-            return Layouts(found, said)
-    return Layouts(found[:most], f"the first {most} of {ways[-1][1]}")
+            return Layouts([*map(_layout, found)], said)
+    return Layouts([*map(_layout, found[:most])], f"the first {most} of {ways[-1][1]}")
+
+
+def _layout(runs: Sequence[Run]) -> Layout:
+    return Layout(
+        tuple(tensor for tensor, _, count in runs for _ in range(count)),
+        tuple(replicas for _, replicas, count in runs for _ in range(count)),
+    )
 
 
 def _small(node: int) -> set[int]:
@@ -80,23 +87,26 @@ def _small(node: int) -> set[int]:
     return {size for size in (1, 2, 4) if size < node}
 
 
-def _all(gpus: int, tensors: Sequence[int], stages: int) -> Iterator[Layout]:
+def _all(gpus: int, tensors: Sequence[int], stages: int) -> Iterator[tuple[Run, ...]]:
+    """Stage by stage."""
     sizes = [(t, width // t, width) for width in range(1, gpus + 1) for t in tensors if width % t == 0]
 
-    def rest(left: int, room: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    def rest(left: int, room: int) -> Iterator[tuple[Run, ...]]:
         if left == 0:
             yield ()
         elif room:
             for tensor, replicas, width in sizes:
                 if width <= left:
-                    yield from (((tensor, replicas), *others) for others in rest(left - width, room - 1))
+                    yield from (((tensor, replicas, 1), *others) for others in rest(left - width, room - 1))
 
     for found in rest(gpus, stages):
         if len(set(found)) > 1:
-            yield Layout(tuple(t for t, _ in found), tuple(r for _, r in found))
+            yield found
 
 
-def _in_runs(gpus: int, cuts: Sequence[int], tensors: Sequence[int], stages: int, most: int) -> Iterator[Layout]:
+def _in_runs(
+    gpus: int, cuts: Sequence[int], tensors: Sequence[int], stages: int, most: int
+) -> Iterator[tuple[Run, ...]]:
     ends, known = sorted(cuts), dict[int, list[Run]]()
 
     def runs(width: int) -> list[Run]:
@@ -120,7 +130,4 @@ def _in_runs(gpus: int, cuts: Sequence[int], tensors: Sequence[int], stages: int
 
     for found in rest(0, most, (0, 0), stages):
         if len(found) > 1:
-            yield Layout(
-                tuple(t for t, _, count in found for _ in range(count)),
-                tuple(r for _, r, count in found for _ in range(count)),
-            )
+            yield found

@@ -210,7 +210,7 @@ def plan_if_it_fits(placed: PlacedTraining, least: float) -> Plan | None:
         partition=placed.partition,
         nodes=placed.nodes,
         total=predicted.iteration_s,
-        parts=predicted.parts,
+        known_parts=predicted.parts,
         bound=min(least, predicted.iteration_s),
         basis=predicted.basis,
         pipelines=None,

@@ -18,7 +18,7 @@ from conf.schema.values.partition import Partition, Shares
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
-from fasop.search.by_stage import look
+from fasop.search.by_stage import bounds, layout_bounds, look
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import WHOLE
@@ -27,6 +27,7 @@ from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import layouts
 from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.look import explore_stages
+from fasop.search.by_stage.staged_plans import SCHEDULES, StagedPlans
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.run import best_plans
@@ -216,6 +217,26 @@ TOPOLOGIES = (
     "{room: {groups: [gpu2], gbit_per_s: 10}}",
     "{room: {groups: [hgx], gbit_per_s: 3}, hall: {groups: [gpu2], gbit_per_s: 20}}",
 )
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_bounds_of_compiled_loops_are_those_of_numpy_to_the_last_bit(
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16"])
+    staged = StagedPlans(inputs.training, inputs.kinds, inputs.choices, 2500)
+    every = [one for one in staged.options if one.parallel.schedule is schedule]
+    one = next(one for one in every if one.parallel.micro_batch_size == 2)
+    work = Work(one, staged.kinds, staged.tensors)
+    for order in (0, 3):
+        placed = PlacedLayouts(staged.many, staged.orders[order], staged.names)
+        found = [placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
+        with monkeypatch.context() as patch:
+            patch.setattr(layout_bounds, "compiled", None)
+            patch.setattr(bounds, "compiled", None)
+            by_numpy = [placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
+        for compiled, plain in zip(found, by_numpy, strict=True):
+            assert np.array_equal(compiled, plain)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
