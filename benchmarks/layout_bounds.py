@@ -1,6 +1,7 @@
 """python -m benchmarks.layout_bounds [--seeds N] [--first N]: bounds of layouts by stage, against brute force.
 
-Random clusters of up to six GPUs, of one or two kinds, with replicas on unlike nodes and layers that may differ. For
+Random clusters of up to six GPUs, of one or two kinds, with replicas on unlike nodes, layers that may differ,
+leaf switches, links by pairs or measured collectives. For
 some layouts, options and orders of each, the fastest of all partitions is found by replay; no bound may be above it.
 What the bounds leave open is printed for each of them; the exit code is 1 if one is too high.
 """
@@ -20,6 +21,7 @@ from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.lower_bound import LowerBounds
 from tests.fasop.search.by_stage.test_look import fastest, small_case
+from tests.support.fasop.random_clusters import NETWORKS
 
 LAYOUTS = 8
 """Plans but for their partition, of each cluster."""
@@ -29,7 +31,7 @@ ROOM = 1.2
 
 def bounds_of(seed: int) -> list[tuple[float, dict[str, float]]]:
     """Return seconds of the fastest partition, and each bound, for some plans of a random cluster."""
-    _, kinds, _, plans = small_case(seed, alike=seed % 4 != 0)
+    _, kinds, _, plans = small_case(seed, alike=seed % 4 != 0, network=[*NETWORKS][seed % 5])
     names, found = [kind.name for kind in kinds], []
     for plan in plans[seed % 3 :: max(1, len(plans) // LAYOUTS)]:
         one, taken = plan.training, fastest(plan)

@@ -182,7 +182,8 @@ def on_pairs(
         if not bytes_longer:
             return Hops(link, link.s_per_byte)
         most = messages.longest * long.slowest(uses, orders).s_per_byte
-        return Hops(link, (most - messages.shortest * link.s_per_byte) / bytes_longer)
+        # Longer messages may have been measured quicker, which bounds by the shortest one do not allow.
+        return Hops(link, np.maximum(0.0, most - messages.shortest * link.s_per_byte) / bytes_longer)
 
     replicas, tensor = parallel.data, parallel.tensor_size
     summing = Operation.reduce_scatter if parallel.sharded_optimizer else Operation.all_reduce

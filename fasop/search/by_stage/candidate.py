@@ -23,6 +23,7 @@ from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
+from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.ranks.columns import ColumnReplay
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns, in_flight
 from megatron_ext.contract.parallel_config import Schedule
@@ -132,7 +133,18 @@ class Candidate:
             )
             found = max(found, float(least(chains, work.whole)[0]))
         self._own, self._fixed = np.array(own), np.array(fixed)
-        return max(found, self._through(empty, 2 * sum(ahead[:-1]), ending))
+        return max(found, self._through(empty, sum(ahead[:-1]) + sum(back[1:]), ending, self._queue(hops)))
+
+    def _queue(self, hops: Sequence[Pipelines]) -> float:
+        """Seconds for which the busiest link is occupied by the messages of all but one micro-batch; `hops` are those
+        of each stage."""
+        most = [max(counts) for counts in self._counts]
+        ahead = [float(one.occupied[stage, 0]) for stage, one in enumerate(hops)]
+        back = [one.occupied if one.back is None else one.back.messages(None)[1] for one in hops]
+        queues = [0.0]
+        for stage in range(self._layout.stages - 1):
+            queues += [(most[stage] - 1) * ahead[stage], (most[stage + 1] - 1) * float(back[stage + 1][stage, 0])]
+        return max(queues)
 
     def rule_out(self, limit: float) -> None:
         """Raise the bound beyond `limit` if whole layers allow no partition within it, where all are alike."""
@@ -173,8 +185,8 @@ class Candidate:
         found: Integers = np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
         return found
 
-    def _through(self, empty: Sequence[RankColumns], messages: float, ending: float) -> float:
-        """The bound by the chain of that name."""
+    def _through(self, empty: Sequence[RankColumns], messages: float, ending: float, queue: float) -> float:
+        """The bound by the chain of that name, or by the first micro-batch's trip and the `queue` of the others."""
         layout, work, schedule = self._layout, self._work, self.training.parallel.schedule
         half = schedule.definition.input_share
         trip, units, beside, constant = list[float](), list[float](), list[float](), messages + ending
@@ -204,7 +216,8 @@ class Candidate:
         room = self._layers_at_most
         if self.alike and np.minimum(room, self._blocks.layers).sum() < self._blocks.layers:
             return math.inf
-        return float(chain.least(work.whole, room[np.newaxis], alike=self.alike)[0])
+        queued = constant + work.whole * min(trip) + queue
+        return max(queued, float(chain.least(work.whole, room[np.newaxis], alike=self.alike)[0]))
 
     def _least_trip(self, times: Sequence[tuple[float, float]], share: float) -> float:
         """Seconds through one of the replicas that take these times, forward and backward, at least."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from numpy.typing import NDArray
 from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
-from fasop.costs.network import links
-from fasop.costs.network.link_table import may_be_quicker
 from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
 from fasop.search.by_stage.bounds import (
@@ -28,6 +25,7 @@ from fasop.search.by_stage.bounds import (
     ways,
 )
 from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.layout_links import LayoutLinks
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import step_s_per_parameter
 from megatron_ext.contract.parallel_config import Schedule
@@ -66,18 +64,19 @@ class PlacedLayouts:
     ) -> None:
         """`among`: others that have these in such rows, which know what does not change."""
         self._layouts, self._nodes, self._names, self._among = layouts, nodes, kinds, among
+        self._links = LayoutLinks(layouts, nodes)
         self._kinds = {node.name: node for node in nodes}
         self._number = np.arange(layouts.tensors.shape[1])
-        self._known: dict[tuple[str, float], Floats] = {}
+        self._known: dict[tuple[str, float | tuple[float, ...]], Floats] = {}
         self._last_costs: tuple[Work, list[_KindCosts]] | None = None
 
     def take(self, rows: Integers) -> PlacedLayouts:
         """Some of them."""
         return PlacedLayouts(self._layouts.take(rows), self._nodes, self._names, (self, rows))
 
-    def _kept(self, name: str, of: float, find: Callable[[PlacedLayouts], Floats]) -> Floats:
-        """[layouts] or [layouts, stages]: what `find` returns, which depends on the name and the number alone; of all
-        among which these are it is found once."""
+    def _kept(self, name: str, of: float | tuple[float, ...], find: Callable[[PlacedLayouts], Floats]) -> Floats:
+        """[layouts] or [layouts, stages, …]: what `find` returns, which depends on the name and the numbers alone; of
+        all among which these are it is found once."""
         if (name, of) not in self._known:
             if self._among is None:
                 self._known[name, of] = find(self)
@@ -155,7 +154,8 @@ class PlacedLayouts:
         constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
         chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
         room = np.full(layouts.tensors.shape, one.blocks.layers)
-        found: Floats = chain.least(work.whole, room, alike=alike) + self._start(one)
+        longest = np.maximum(chain.least(work.whole, room, alike=alike), self._queue(one, work, constant, trip))
+        found: Floats = longest + self._start(one)
         return found
 
     def _chain_of_trip(
@@ -207,6 +207,29 @@ class PlacedLayouts:
             one.input_share,
         )
         return found[0], found[1], found[2], found[3]
+
+    def _queue(self, one: Training, work: Work, constant: Floats, trip: Floats) -> Floats:
+        """[layouts]: the busiest link sends all its messages one after another; before the first of them and behind the
+        last one lies a micro-batch's trip, or where messages to both neighbours leave by it, a micro-batch's messages.
+        """
+        count = one.parallel.global_batch_size // one.parallel.micro_batch_size
+        key = (float(count), *work.messages)
+        queues = self._kept("queues", key, lambda every: every._queues(every._messages(work), count))
+        shortest = np.where(self._layouts.exists, trip, np.inf).min(axis=1)
+        found: Floats = np.maximum(constant + work.whole * shortest + queues[:, 0, 0], queues[:, 0, 1])
+        return found
+
+    def _queues(self, messages: Floats, count: int) -> Floats:
+        """[layouts, 1, 2]: for how long links are occupied by the messages of all micro-batches but one; and, where
+        those to both neighbours leave by one, by all, with the way of a micro-batch there and back. The first replica
+        has the most."""
+        hop, busy, both = np.moveaxis(messages, 2, 0)
+        most = self._shared_out(count)[1]
+        times = np.maximum(most, np.roll(most, -1, axis=1))  # those of the next stage come back
+        before, ahead = np.roll(busy, 1, axis=1), 2 * (np.cumsum(hop, axis=1) - hop)
+        one_way = np.where(both > 0, ahead - before + most * (busy + before), 0.0)
+        found: Floats = np.stack([((times - 1) * busy).max(axis=1), one_way.max(axis=1)], axis=1)[:, np.newaxis]
+        return found
 
     @staticmethod
     def _quickest(costs: Sequence[_KindCosts], *parts: Callable[[_KindCosts], Floats]) -> list[Floats]:
@@ -317,127 +340,23 @@ class PlacedLayouts:
         found: Integers = (np.cumsum(behind, axis=1) - behind) // self._layouts.replicas
         return found
 
+    def _hops(self, work: Work) -> Floats:
+        return self._messages(work)[..., 0]
+
+    def _messages(self, work: Work) -> Floats:
+        """Return what `LayoutLinks.messages` does."""
+        return self._kept("messages", work.messages, lambda every: every._links.messages(work.messages))
+
     def _scattered(self, work: Work) -> Floats:
         """[layouts, stages]: seconds in which a rank of replicas on several nodes reduce-scatters its part of a unit's
         gradients, beside all others, at least."""
-        if may_be_quicker(self._nodes):
-            return np.zeros(self._layouts.tensors.shape)
         each = np.zeros(max(work.sizes) + 1)
         each[[*work.sizes]] = [work.gradients[number] for number in work.sizes.values()]
-        found: Floats = each[self._layouts.tensors] * self._s_per_byte
+        found: Floats = each[self._layouts.tensors] * self._links.s_per_gradient_byte
         return found
-
-    @cached_property
-    def _s_per_byte(self) -> Floats:
-        """[layouts, stages]: seconds in which replicas on several nodes reduce-scatter a byte, at least."""
-        layouts, node = self._layouts, _node_of_gpus(self._nodes)
-        apart = node[np.minimum(layouts.begins, len(node) - 1)] < node[np.maximum(layouts.ends - 1, 0)]
-        slowest, crossing = np.zeros(layouts.tensors.shape), apart & layouts.exists
-        for end, kind in zip(accumulate(one.gpus for one in self._nodes), self._nodes, strict=True):
-            here = crossing & (layouts.begins < end) & (layouts.ends > end - kind.gpus)
-            rings = (layouts.tensors * here).sum(axis=1, keepdims=True)  # those of all stages share the node's link
-            seconds = kind.factors.gradients * links.between(kind.group, 1).s_per_byte * rings
-            slowest = _largest(slowest, seconds, here)
-        factors = [one.factors.gradients for one in self._nodes]
-        for below, rate in _leaves(self._nodes, factors):
-            inside = np.array([0, *np.cumsum(below[node])])
-            own = inside[layouts.ends] - inside[layouts.begins]
-            leaving = crossing & (own > 0) & (own < layouts.ends - layouts.begins)
-            rings = (layouts.tensors * leaving).sum(axis=1, keepdims=True)
-            slowest = _largest(slowest, rate * rings, leaving)
-        found: Floats = slowest * (layouts.replicas - 1) / layouts.replicas
-        return found
-
-    def _hops(self, work: Work) -> Floats:
-        return self._kept("hops", work.message, lambda every: every._hops_of(work.message))
-
-    def _hops_of(self, message: float) -> Floats:
-        """[layouts, stages]: seconds of a message from each stage to the next one, at least; 0 behind the last one.
-
-        Peers of ranks in a stage's first node lie in no earlier node than the next stage begins in, and peers of ranks
-        in the next stage's last node in no later one than this stage ends in. So all ranks of such a node that have
-        their peers elsewhere share its link.
-        """
-        layouts, nodes = self._layouts, self._nodes
-        if may_be_quicker(nodes):
-            return np.zeros(layouts.tensors.shape)
-        node = _node_of_gpus(nodes)
-        starts, last = np.searchsorted(node, np.arange(len(nodes) + 1)), len(node) - 1
-        following = np.roll(layouts.ends, -1, axis=1)
-        following[:, -1] = len(node)
-        first, begun = node[np.minimum(layouts.begins, last)], node[np.minimum(layouts.ends, last)]
-        ended, final = node[layouts.ends - 1], node[following - 1]
-        own, theirs = layouts.tensors, np.roll(layouts.tensors, -1, axis=1)
-        sending = (starts[first + 1] - layouts.begins) // own * np.minimum(own, theirs)
-        receiving = following - np.maximum(layouts.ends, starts[final])
-        of_nodes = [(kind.factors.messages, links.within(kind.group), links.between(kind.group, 1)) for kind in nodes]
-        inside = np.array([factor * link.takes(message) for factor, link, _ in of_nodes])
-        latency = np.array([factor * link.latency_s for factor, _, link in of_nodes])
-        seconds = np.array([factor * link.s_per_byte * message for factor, _, link in of_nodes])
-        seconds_out, seconds_in = sending * seconds[first], receiving * seconds[final]
-        like = layouts.replicas == np.roll(layouts.replicas, -1, axis=1)  # else one replica sends at a time, at least
-        groups_out, groups_in = (starts[first + 1] - layouts.begins) // own, receiving // theirs
-        for below, rate in _leaves(nodes, [factor for factor, _, _ in of_nodes]):
-            before, of_group = np.array([0, *np.cumsum(below)]), rate * message * np.minimum(own, theirs)
-            leaves = below[first] & (before[final + 1] == before[begun])  # all peers hang elsewhere
-            comes = below[final] & (before[ended + 1] == before[first])
-            seconds_out = _largest(seconds_out, of_group * np.where(like, groups_out, 1), leaves)
-            seconds_in = _largest(seconds_in, of_group * np.where(like, groups_in, 1), comes)
-        out = np.where(first < begun, latency[first] + seconds_out, 0.0)
-        into = np.where(ended < final, latency[final] + seconds_in, 0.0)
-        found = np.maximum(np.where(first == final, inside[first], 0.0), np.maximum(out, into))
-        hops: Floats = np.where(self._number < layouts.last[:, np.newaxis], found, 0.0)
-        return hops
 
     def _ending(self, one: Training) -> Floats:
-        return self._kept("ending", one.gradient_bytes, lambda every: every._ending_of(one))
-
-    def _ending_of(self, one: Training) -> Floats:
-        """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing
-        where they may lie on one node. All ranks of a stage that are on one node share its link."""
-        layouts, nodes = self._layouts, self._nodes
-        if may_be_quicker(nodes):
-            return np.zeros(len(layouts.tensors))
-        node, rows = _node_of_gpus(nodes), np.arange(len(layouts.tensors))
-        apart = node[layouts.ends[:, 0] - 1] < node[np.minimum(layouts.begins[rows, layouts.last], len(node) - 1)]
-        ends = (layouts.tensors[:, 0], layouts.tensors[rows, layouts.last])
-        replicas = np.array([layouts.replicas[:, 0], layouts.replicas[rows, layouts.last]])
-        members = replicas.sum(axis=0) / replicas.min(axis=0)
-        widths = (layouts.ends[:, 0], layouts.ends[rows, layouts.last] - layouts.begins[rows, layouts.last])
-        taken = np.zeros(len(layouts.tensors))
-        for tensor in np.unique(np.minimum(*ends)):
-            shared, holders = sizes.shared_parameters(one.model, int(tensor))
-            size = float(one.gradient_bytes * shared)
-            for end, width in zip((nodes[0], nodes[-1]), widths, strict=True):
-                link = links.between(end.group, 1).all_reduce(min(holders, 2))
-                sharing = np.minimum(width, end.gpus)
-                seconds = end.factors.embedding * (link.latency_s + sharing * size * link.s_per_byte)
-                taken = np.where(np.minimum(*ends) == tensor, np.maximum(taken, seconds), taken)
-        return np.where(apart & (layouts.last > 0), taken * 2 * (members - 1) / members, 0.0)
-
-
-def _in_rows(every: Any) -> Any:
-    """Return the array as the compiled loop takes it: one row after another."""
-    return np.ascontiguousarray(every)
-
-
-def _leaves(nodes: Sequence[NodeKind], factors: Sequence[float]) -> Iterator[tuple[NDArray[np.bool_], float]]:
-    """For each leaf switch: [nodes] whether they hang on it; and seconds of a byte of the one rank that passes its
-    uplink, at least. `factors` are those of the nodes' times."""
-    hanging = [None if node.uplink is None else node.uplink.leaf for node in nodes]
-    for leaf in dict.fromkeys(filter(None, hanging)):
-        below = np.array([one == leaf for one in hanging])
-        uplinks = [
-            factor * 8e-9 / node.uplink.gbit_per_s
-            for factor, node in zip(factors, nodes, strict=True)
-            if node.uplink is not None and node.uplink.leaf == leaf
-        ]
-        yield below, min(uplinks)
-
-
-def _node_of_gpus(nodes: Sequence[NodeKind]) -> Integers:
-    """[GPUs]: the number of the node that each lies in."""
-    return np.array([number for number, node in enumerate(nodes) for _ in range(node.gpus)])
+        return self._kept("ending", one.gradient_bytes, lambda every: every._links.embedding(one))
 
 
 def _largest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
@@ -446,3 +365,8 @@ def _largest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floa
 
 def _smallest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
     return np.minimum(found, np.where(present, seconds, np.inf))
+
+
+def _in_rows(every: Any) -> Any:
+    """Return the array as the compiled loop takes it: one row after another."""
+    return np.ascontiguousarray(every)

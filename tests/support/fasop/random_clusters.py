@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -185,6 +185,30 @@ def with_collectives(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> lis
         profile = LayerProfile(gpu=kind.gpu.name, source="drawn", collectives=some) if some else None
         found.append(kind if kind.profile is not None or profile is None else replace(kind, profile=profile))
     return found
+
+
+def with_slow_links(rng: np.random.Generator, kinds: Sequence[NodeKind]) -> list[NodeKind]:
+    """As `with_links`, up to a hundred times as slow."""
+    part = float(rng.choice([1.0, 0.1, 0.01]))
+
+    def slower(link: PairLink) -> PairLink:
+        points = tuple((size, part * rate) for size, rate in link.gbit_per_s_by_bytes)
+        return replace(link, gbit_per_s=link.gbit_per_s and part * link.gbit_per_s, gbit_per_s_by_bytes=points)
+
+    return [
+        replace(kind, links={name: slower(link) for name, link in kind.links.items()})
+        for kind in with_links(rng, kinds)
+    ]
+
+
+NETWORKS: Mapping[str, Callable[[np.random.Generator, Sequence[NodeKind]], Sequence[NodeKind]]] = {
+    "plain": lambda _, kinds: kinds,
+    "leaves": lambda rng, kinds: with_nics(rng, with_uplinks(rng, kinds)),
+    "links": with_slow_links,
+    "links and leaves": lambda rng, kinds: with_slow_links(rng, with_nics(rng, with_uplinks(rng, kinds))),
+    "collectives": with_collectives,
+}
+"""What nodes may have between them."""
 
 
 def all_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Iterator[Training]:

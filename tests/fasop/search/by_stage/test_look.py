@@ -39,7 +39,7 @@ from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
 from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
-from tests.support.fasop.random_clusters import random_case, with_nics, with_uplinks
+from tests.support.fasop.random_clusters import NETWORKS, random_case
 from tests.support.fasop.random_pipelines import all_partitions
 
 MOST = 60
@@ -128,13 +128,13 @@ def fastest(plan: PlacedTraining) -> float:
 
 
 def small_case(
-    seed: int, *, alike: bool = True, leaves: bool = False
+    seed: int, *, alike: bool = True, network: str = "plain"
 ) -> tuple[Training, list[NodeKind], Choices, list[PlacedTraining]]:
-    """Up to six GPUs and six layers; with `leaves` most nodes hang on leaf switches."""
+    """Up to six GPUs and six layers, and a network of `random_clusters.NETWORKS`."""
     rng = np.random.default_rng(seed)
     while True:
         training, kinds, choices = random_case(rng, alike=alike)
-        kinds = with_nics(rng, with_uplinks(rng, kinds)) if leaves else kinds
+        kinds = NETWORKS[network](rng, kinds)
         gpus = sum(kind.gpus * kind.group.count for kind in kinds)
         if not 3 <= gpus <= 6:
             continue
@@ -189,10 +189,10 @@ def test_layouts_behind_those_that_are_built_count_with_their_bounds(
     assert 0 < found[0].left <= len(plans)
 
 
-@pytest.mark.parametrize("leaves", [False, True])
+@pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("seed", range(30, 42))
-def test_no_plan_is_below_its_bounds(seed: int, leaves: bool) -> None:
-    _, kinds, _, plans = small_case(seed, alike=seed % 3 != 0, leaves=leaves)
+def test_no_plan_is_below_its_bounds(seed: int, network: str) -> None:
+    _, kinds, _, plans = small_case(seed, alike=seed % 3 != 0, network=network)
     names = [kind.name for kind in kinds]
     for plan in plans[:: max(1, len(plans) // 12)]:
         one, layout = plan.training, plan.training.parallel.layout
@@ -212,10 +212,12 @@ def test_no_plan_is_below_its_bounds(seed: int, leaves: bool) -> None:
             assert candidate.bound <= taken * (1 + 1e-9)
 
 
-TOPOLOGIES = (
-    "{}",
-    "{room: {groups: [gpu2], gbit_per_s: 10}}",
-    "{room: {groups: [hgx], gbit_per_s: 3}, hall: {groups: [gpu2], gbit_per_s: 20}}",
+BETWEEN = (
+    "topology={}",
+    "topology={room: {groups: [gpu2], gbit_per_s: 10}}",
+    "topology={room: {groups: [hgx], gbit_per_s: 3}, hall: {groups: [gpu2], gbit_per_s: 20}}",
+    "links={hgx: {gpu2: {gbit_per_s: 2}}, gpu2: {hgx: {gbit_per_s: 1, latency_us: 900}, gpu2: {gbit_per_s: 100}}}",
+    "links={hgx: {gpu2: {gbit_per_s_by_bytes: {4096: 1, 1048576: 30}}}, gpu2: {hgx: {gbit_per_s: 4}}}",
 )
 
 
@@ -239,10 +241,10 @@ def test_bounds_of_compiled_loops_are_those_of_numpy_to_the_last_bit(
             assert np.array_equal(compiled, plain)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_no_message_and_no_sum_of_a_layout_takes_less_than_its_bound(topology: str) -> None:
+@pytest.mark.parametrize("between", BETWEEN)
+def test_no_message_and_no_sum_of_a_layout_takes_less_than_its_bound(between: str) -> None:
     counts = ["cluster.groups.hgx.count=2", "cluster.groups.gpu2.count=3"]
-    inputs = read(["experiment=seed_a100x1_a10x7", *counts, f"+cluster.topology={topology}"])
+    inputs = read(["experiment=seed_a100x1_a10x7", *counts, f"+cluster.{between}"])
     kinds, random, waits = inputs.kinds, np.random.default_rng(0), 0
     every = layouts(20, 4, [1, 2, 4], 20, 400).every
     for number in random.permutation(len(every))[:80]:
@@ -258,8 +260,12 @@ def test_no_message_and_no_sum_of_a_layout_takes_less_than_its_bound(topology: s
         placed = PlacedLayouts(many, nodes, [kind.name for kind in kinds])
         lines = [stages.whole[size].pipelines for size in stages.sizes]
         hops = np.array([some.hop[stage, 0] for stage, some in enumerate(lines)][:-1])
+        busy = np.array([some.occupied[stage, 0] for stage, some in enumerate(lines)][:-1])
+        one_way = [stages.one_way_out(stage) for stage in range(layout.stages)]
         sums = np.array([some.sums.layer[..., stage, 0].max() for stage, some in enumerate(lines)])
         assert (placed._hops(work)[0, :-1] <= hops * (1 + 1e-9)).all()
+        assert (placed._messages(work)[0, :-1, 1] <= busy * (1 + 1e-9)).all()
+        assert (placed._messages(work)[0, :, 2] <= one_way).all()
         assert (2 * placed._scattered(work)[0] <= sums * (1 + 1e-9)).all()
         assert placed._ending(one)[0] <= max(map(stages.embedding, range(layout.stages))) * (1 + 1e-9)
         waits += int((placed._scattered(work) > 0).sum())
