@@ -148,13 +148,7 @@ class Experiment:
             execution.check_cost(self.unpriced)
         containers.check_environment(self.container.kind, self.cluster, order.groups)
         if self.engine.kind is EngineKind.megatron_lm:
-            execution.check_megatron_lm(
-                self.engine,
-                self.model,
-                self.parallel,
-                self.train,
-                self.executor.rehearse,
-            )
+            execution.check_megatron_lm(self.engine, self.model, self.parallel, self.train, self.executor.rehearse)
         execution.check_engine(
             self.engine,
             self.model,

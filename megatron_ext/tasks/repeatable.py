@@ -1,18 +1,29 @@
-"""Blocks that draw random numbers from torch: the same in every layout, and again where they are computed again."""
+"""What is computed again in the backward pass instead of kept, and blocks that draw random numbers from torch: the same
+in every layout, and again where they are computed again."""
 
 from __future__ import annotations
 
 import threading
 import zlib
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+T = TypeVar("T")
+
 _DRAWING = threading.RLock()
 """A device has one generator for all threads, of which each may run a copy of the model (`parallel.streams`)."""
+
+
+def passed(function: Callable[..., T], again: bool, *taken: Optional[Tensor]) -> T:
+    """`function(*taken)`; with `again`, computed once more in the backward pass instead of kept."""
+    if not again:
+        return function(*taken)
+    y: T = checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
+    return y
 
 
 def repeatable(module: nn.Module, name: str, seed: Optional[int], recompute: bool) -> nn.Module:
@@ -51,7 +62,7 @@ class Runs:
                 return self._once(sample, taken)
             return self._again(sample, taken)
 
-        return checkpoint(run, *taken, use_reentrant=False, preserve_rng_state=False)
+        return passed(run, True, *taken)
 
     def _once(self, sample: int, taken: Tuple[Tensor, ...]) -> Any:
         if self._seed is None:

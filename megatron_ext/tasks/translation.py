@@ -14,7 +14,6 @@ from typing import Callable, Dict, Mapping, Optional, Tuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.data.blend import samples_of_plan
@@ -27,6 +26,7 @@ from megatron_ext.tasks.dropout import key_of
 from megatron_ext.tasks.language.language_task import EncoderDecoderTask, perplexity
 from megatron_ext.tasks.language.transformer import Dropout, Kept, empty_linear
 from megatron_ext.tasks.linear import WeightGradients, linear
+from megatron_ext.tasks.repeatable import passed
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Micro, Tensors
 
 GPU_MULTIPLE = 8
@@ -117,7 +117,7 @@ class BidirectionalLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """[batch, sequence, hidden] and, 0 where there is padding, [batch, sequence] -> [batch, sequence, 2 hidden]."""
-        return _passed(self._forward, self.again, x, mask)
+        return passed(self._forward, self.again, x, mask)
 
     def _forward(self, x: Tensor, mask: Tensor) -> Tensor:
         places = torch.arange(x.shape[1], device=x.device)
@@ -152,7 +152,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, number: Optional[Tensor] = None, attended: Optional[Tensor] = None) -> Tensor:
         """[batch, sequence, width] and, of the decoder, [batch, sequence, hidden] -> [batch, sequence, hidden];
         `number` [batch] is of the samples, for dropout."""
-        return _passed(self._forward, self.again, x, number, attended)
+        return passed(self._forward, self.again, x, number, attended)
 
     def _forward(self, x: Tensor, number: Optional[Tensor], attended: Optional[Tensor]) -> Tensor:
         joined = x if attended is None else torch.cat([x, attended], -1)
@@ -187,8 +187,8 @@ class AttentionLayer(nn.Module):
     def forward(self, x: Tensor, encoded: Tensor, mask: Tensor) -> Tuple[Tensor, Tensor]:
         """[batch, sequence, hidden], [batch, context, hidden] and, 0 where there is padding, [batch, context] -> the
         layer's result and what it attends to, [batch, sequence, hidden] both."""
-        decoded = _passed(lambda one: _run(self.lstm, one, self.kept), self.recompute == "full", x)
-        return decoded, _passed(self.attend, self.recompute != "none", decoded, encoded, mask)
+        decoded = passed(lambda one: _run(self.lstm, one, self.kept), self.recompute == "full", x)
+        return decoded, passed(self.attend, self.recompute != "none", decoded, encoded, mask)
 
     def attend(self, decoded: Tensor, encoded: Tensor, mask: Tensor) -> Tensor:
         if self.kept is not None:
@@ -220,12 +220,4 @@ def _run(lstm: nn.LSTM, x: Tensor, kept: Optional[Kept]) -> Tensor:
     before = (kept["h"].unsqueeze(0), kept["c"].unsqueeze(0)) if "h" in kept else None
     y, (h, c) = lstm(x, before)
     kept.update({"h": h[0], "c": c[0]})
-    return y
-
-
-def _passed(function: Callable[..., Tensor], again: bool, *taken: Optional[Tensor]) -> Tensor:
-    """`function(*taken)`; with `again`, computed once more in the backward pass instead of kept."""
-    if not again:
-        return function(*taken)
-    y: Tensor = checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
     return y

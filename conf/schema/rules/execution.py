@@ -86,13 +86,7 @@ def check_cost(unpriced: Sequence[str]) -> None:
 MEGATRON_LM_SCHEDULES = [name for name, one in SCHEDULES.items() if one.megatron_lm]
 
 
-def check_megatron_lm(
-    engine: Engine,
-    model: Model,
-    parallel: Parallel,
-    train: Train,
-    rehearse: Rehearse,
-) -> None:
+def check_megatron_lm(engine: Engine, model: Model, parallel: Parallel, train: Train, rehearse: Rehearse) -> None:
     """Whether Megatron-LM can do what the rest of the configuration says."""
     if not model.traits.megatron_lm:
         raise ConfigError(

@@ -12,7 +12,6 @@ from typing import List, Optional
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
@@ -23,6 +22,7 @@ from megatron_ext.tasks.dropout import dropout, key_of, rows_of
 from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.language.transformer import Logits
 from megatron_ext.tasks.linear import WeightGradients, embedding
+from megatron_ext.tasks.repeatable import passed
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 RANGE = 0.1
@@ -120,10 +120,7 @@ class DroppedLayer(nn.Module):
 
     def forward(self, x: Tensor, number: Tensor) -> Tensor:
         """[batch, sequence, inputs], number [batch] -> [batch, sequence, outputs]."""
-        if not self.again:
-            return self._forward(x, number)
-        y: Tensor = checkpoint(self._forward, x, number, use_reentrant=False, preserve_rng_state=False)
-        return y
+        return passed(self._forward, self.again, x, number)
 
     def _forward(self, x: Tensor, number: Tensor) -> Tensor:
         return self.dropout(self.lstm(x, number), number, self.training)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
-from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
@@ -24,6 +23,7 @@ from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.language.norms import norm
 from megatron_ext.tasks.language.transformer import Embedding, Head, empty_linear
 from megatron_ext.tasks.linear import WeightGradients, linear
+from megatron_ext.tasks.repeatable import passed
 from megatron_ext.tasks.task import SEQUENCE, Block, Placement, Wire
 
 TIME_STEPS = (0.001, 0.1)
@@ -94,10 +94,7 @@ class MambaLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, sequence, hidden] -> the same."""
-        if not self.again:
-            return self._forward(x)
-        y: Tensor = checkpoint(self._forward, x, use_reentrant=False, preserve_rng_state=False)
-        return y
+        return passed(self._forward, self.again, x)
 
     def _forward(self, x: Tensor) -> Tensor:
         inner, gate = linear(self.norm(x), self.mixer_in.weight, None, self.later).chunk(2, -1)
@@ -105,8 +102,7 @@ class MambaLayer(nn.Module):
         inner = F.silu(convolved).transpose(1, 2).contiguous()
         step, write, read = linear(inner, self.selection.weight, None, self.later).split_with_sizes(self.sizes, -1)
         step = F.softplus(linear(step, self.time_step.weight, self.time_step.bias, self.later))
-        parts = (inner, step, write, read, self.log_decay, self.skip)
-        scanned = checkpoint(scan, *parts, use_reentrant=False, preserve_rng_state=False)
+        scanned = passed(scan, True, inner, step, write, read, self.log_decay, self.skip)
         return x + linear(scanned * F.silu(gate), self.mixer_out.weight, None, self.later)
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import skip_init
-from torch.utils.checkpoint import checkpoint
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.keys import ROTARY, SINUSOIDAL
@@ -23,6 +22,7 @@ from megatron_ext.tasks.language.attention import Dropped, attend, holds_weights
 from megatron_ext.tasks.language.norms import norm
 from megatron_ext.tasks.language.positions import rotary, rotated, sinusoids
 from megatron_ext.tasks.linear import WeightGradients, embedding, linear
+from megatron_ext.tasks.repeatable import passed
 
 Kept = Dict[str, Tensor]
 """What goes on with the hypotheses of a search, by name, [hypotheses, …] each."""
@@ -179,8 +179,7 @@ class TransformerLayer(nn.Module):
         positions: Optional[Tensor] = None,
     ) -> Tensor:
         """The same; `positions` [batch, sequence], which restart with each document, where several share a sequence."""
-        taken = (x, number, mask, context, positions)
-        return _again(self._forward, *taken) if self.recompute == "full" else self._forward(*taken)
+        return passed(self._forward, self.recompute == "full", x, number, mask, context, positions)
 
     def _forward(
         self,
@@ -207,9 +206,8 @@ class TransformerLayer(nn.Module):
     def _attention(
         self, x: Tensor, number: Optional[Tensor], mask: Optional[Tensor], positions: Optional[Tensor]
     ) -> Tensor:
-        taken = (linear(x, self.qkv.weight, self.qkv.bias, self.later), number, mask, positions)
-        attended = _again(self._core, *taken) if self._core_again else self._core(*taken)
-        return self._joined(self.attention_out, attended)
+        qkv = linear(x, self.qkv.weight, self.qkv.bias, self.later)
+        return self._joined(self.attention_out, passed(self._core, self._core_again, qkv, number, mask, positions))
 
     def _cross(self, x: Tensor, context: Tensor, number: Optional[Tensor], mask: Optional[Tensor]) -> Tensor:
         query = linear(x, self.cross_query.weight, self.cross_query.bias, self.later)
@@ -218,9 +216,7 @@ class TransformerLayer(nn.Module):
             kv = linear(context, self.cross_kv.weight, self.cross_kv.bias, self.later)
         if self.kept is not None:
             self.kept["context"] = kv
-        core = self._cross_core
-        attended = _again(core, query, kv, number, mask) if self._core_again else core(query, kv, number, mask)
-        return self._joined(self.cross_out, attended)
+        return self._joined(self.cross_out, passed(self._cross_core, self._core_again, query, kv, number, mask))
 
     @property
     def _drops(self) -> bool:
@@ -373,12 +369,6 @@ def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
     layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
     return layer
-
-
-def _again(function: Callable[..., Tensor], *taken: Optional[Tensor]) -> Tensor:
-    """`function(*taken)`, computed once more in the backward pass instead of kept."""
-    y: Tensor = checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
-    return y
 
 
 class Logits(nn.Module):
