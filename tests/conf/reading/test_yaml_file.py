@@ -81,7 +81,7 @@ def test_what_only_looks_like_a_reference_is_read_as_it_was_written(tmp_path: Pa
         ("model: 5", "model=5 must be a group of keys"),
         ("profile: [1, 1]", r"profile=\[1, 1\] must be a group of keys"),
         ("train: {seed: many}", "train.seed: must be a whole number, not 'many'"),
-        ("cluster: {groups: 3}", "cluster.groups: .*int"),
+        ("cluster: {groups: 3}", "cluster.groups: must be a group of keys"),
         ("cluster: {groups: {a: 3}}", "cluster.groups.a: must be a group of keys, not '3'"),
         ("parallel: {tensr: 3}", "parallel.tensr"),
         ("model:", "model=None must be a group of keys"),
