@@ -45,6 +45,8 @@ FRONT_S = 90.0
 may be the fastest."""
 SHARES_S = 5.0
 """Seconds of a front that are, at least, for plans with unequal shares."""
+STAGES_S = 5.0
+"""Seconds of a front for plans whose stages differ, on the nodes of its plans."""
 WORTH = 0.999
 """The part of the best plan's time that a plan with other shares has to beat to be worth it."""
 CLOSE = 0.95
@@ -221,14 +223,11 @@ def _by_stage(
     own = [some for some in sets if used == {kind.name: kind.group.count for kind in some}]
     keep = Best(1)
     keep.add([best])
-    looked = explore_stages(
-        inputs.training,
-        [sets[0], *own[: own[:1] != [sets[0]]]],
-        inputs.choices,
-        keep,
-        WHOLE if args.by_stage else replace(WHOLE, layouts=QUICK.layouts, gpus=QUICK.gpus) if args.prove else QUICK,
-        until,
-    )
+    whole = replace(WHOLE, layouts=QUICK.layouts, gpus=QUICK.gpus) if args.prove and not args.by_stage else WHOLE
+    nodes, looked = [sets[0], *own[: own[:1] != [sets[0]]]], None
+    # The quick look comes first in any case: with more layouts, work may end before it comes to the best of the few.
+    for effort in (QUICK, whole) if args.by_stage or args.prove else (QUICK,):
+        looked = explore_stages(inputs.training, nodes, inputs.choices, keep, effort, until) or looked
     return looked, [plan for plan in keep.plans if plan.total < WORTH * best.total]
 
 
@@ -271,11 +270,11 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     expense = against(args)
     check_known(inputs.kinds, expense)
     limits = Limits(cost=args.max_cost, days=args.max_days)
-    plans, seen = _front(inputs, limits, expense)
+    plans, seen, tried = _front(inputs, limits, expense)
     others = [one for ways in _means(inputs)[1:] for one in ways]
     if not plans and others and not _front(inputs, Limits(), expense)[0]:
         for one in others:
-            plans, seen = _front(one, limits, expense)
+            plans, seen, tried = _front(one, limits, expense)
             if plans:
                 break
         inputs = one
@@ -291,7 +290,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
         else "The energy is that of all GPUs of the nodes that a plan uses, at cluster.gpus.<key>.watts"
     )
     summary = (
-        words.front(plans, expense.what),
+        words.front(plans, expense.what, tried),
         *filter(None, [words.offloaded(plans[0]), words.parts_by_memory(plans[0])]),
         f"{covers}; {known}.",
         words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
@@ -305,7 +304,8 @@ def against(args: Arguments) -> Expense:
     return ENERGY if args.pareto is First.energy else COST
 
 
-def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[Plan], Coverage]:
+def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
+    """The plans, what was gone through, and on how many sets of nodes stages that differ were tried."""
     kept = Front(inputs.run, limits, inputs.fault, expense)
     until = time.process_time() + FRONT_S
     with bar("searching", phases=2) as progress:
@@ -314,9 +314,27 @@ def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[P
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
         seen += explore(_spaces(inputs, sets, bounds, uneven=True), kept, progress, until)
         explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
+        tried = _front_by_stage(inputs, sets, kept)
     if not kept.plans and limits == Limits() and len(_means(inputs)) == 1:
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
-    return kept.plans, seen
+    return kept.plans, seen, tried
+
+
+def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front) -> int:
+    """Adds the fastest plans whose stages differ on all nodes, and on the nodes of each plan of a front, the fastest
+    first; returns on how many sets of nodes any were looked at."""
+    tried, until = 0, time.process_time() + STAGES_S
+    counts = [{kind.name: kind.group.count for kind in some} for some in sets]
+    of_plans = [(Counter(node.name for node in plan.nodes), plan) for plan in kept.plans]
+    known = [(counts.index(used), plan) for used, plan in of_plans if used in counts]
+    for number, plan in dict([*((0, plan) for _, plan in known[:1]), *known]).items():
+        if time.process_time() <= until:
+            best = Best(1, inputs.fault)
+            best.add([plan])
+            looked = explore_stages(inputs.training, [sets[number]], inputs.choices, best, QUICK, until)
+            tried += looked is not None
+            kept.add(best.plans)
+    return tried
 
 
 def _spaces(

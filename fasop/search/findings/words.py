@@ -168,12 +168,16 @@ def proved(least: float, first: Plan, by_stage: Looked | None, *, closer: bool) 
     return f"Proved: {' '.join(filter(None, sentences))}{hint}"
 
 
-def front(plans: Sequence[Plan], expense: str) -> str:
-    """What a front is, and what it does not cover."""
+def front(plans: Sequence[Plan], expense: str, tried: int) -> str:
+    """What a front is, and on how many sets of nodes it covers stages that differ."""
     found = f"The search found no plan that beats any of these {len(plans)} in both time and {expense}."
     if plans[0].training.megatron_lm:
         return found
-    return f"{found} It did not try stages that differ in replicas or tensor sizes, as a search without pareto does."
+    where = f"on {plural(tried, 'set')} of nodes" if tried else "on no set of nodes"
+    return (
+        f"{found} It tried stages that differ in replicas or tensor sizes {where}; a search without pareto on the "
+        f"nodes of one plan may find more of them."
+    )
 
 
 def _of_even(least: float, first: Plan) -> str:

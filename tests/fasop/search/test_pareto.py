@@ -14,12 +14,13 @@ import pytest
 
 from conf.compose import compose
 from fasop.errors import SearchError
+from fasop.search import run
 from fasop.search.arguments import Arguments, First, parse
 from fasop.search.front import COST, ENERGY, Front, Limits, kilowatts
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import DAY, HOUR, Run
-from fasop.search.run import front
+from fasop.search.run import best_plans, front
 from fasop.search.search import Best, explore
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import Space
@@ -138,9 +139,20 @@ def test_a_front_has_all_schedules_and_options_unless_told() -> None:
     fastest = front(inputs, Arguments(pareto=First.time)).plans[0]
     best = Best(1)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], best)
-    assert fastest.total == best.plans[0].total
+    assert fastest.total == best_plans(inputs, Arguments()).plans[0].total
+    assert fastest.total < best.plans[0].total, "replicas or tensor sizes by stage are faster here"
     assert fastest.parallel.schedule != "one_f_one_b"
     assert fastest.total < front(few(), Arguments(pareto=First.time)).plans[0].total
+
+
+@pytest.mark.slow
+def test_a_search_by_stage_finds_what_the_quick_look_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where its work ends before it comes to that plan among all its layouts."""
+    inputs = read(WORDS)
+    quick = best_plans(inputs, Arguments()).plans[0]
+    monkeypatch.setattr(run, "WHOLE", replace(run.WHOLE, work=-1))
+    assert best_plans(inputs, Arguments(by_stage=True)).plans[0].total <= quick.total
+    assert not quick.parallel.alike
 
 
 @pytest.mark.parametrize("name", ["one_f_one_b", "gpipe", "interleaved", "zb_h1"])
