@@ -211,7 +211,12 @@ def test_a_micro_batch_whose_further_samples_cost_nearly_nothing_is_doubted(last
         )
 
     measured = [costs(1, 1.0), costs(2, 1.8), costs(4, last_ms)]
-    profile = LayerProfile(gpu="A10", source="here", models={"xl": Shape(hidden=8, heads=1, sequence_length=8, vocab_size=8)}, costs=measured)
+    profile = LayerProfile(
+        gpu="A10",
+        source="here",
+        models={"xl": Shape(hidden=8, heads=1, sequence_length=8, vocab_size=8)},
+        costs=measured,
+    )
     found = profile_doubts(profile)
     assert [one.split("; ")[0] for one in found if "layer.forward" in one] == [
         f"{measured[2]}: layer.forward={last_ms:g} ms: each sample beyond micro-batch 2 takes 0.2 ms, but 0.8 ms "
