@@ -28,7 +28,7 @@ def main() -> None:
     print(*found.summary, sep="\n")
     print(f"{cpu:.1f} CPU s on one core, {wall:.1f} s, {mib:.0f} MiB")
     for name, plan in (("fastest", fastest), ("cheapest", cheapest)):
-        cost = 1000 * COST.known(plan)
+        cost = 1000 * COST.known(plan, inputs.run)
         print(f"  {name}: {plan.total * 1e3:.0f} ms, ${cost:.2f} for 1000 iterations, {plan.parallel.node_order}")
 
 

@@ -213,6 +213,7 @@ UNITS = {
     "_s": "seconds",
     "_hours": "hours",
     "price_per_hour": "US dollars",
+    "_per_day": "times a day",
     "watts": "watts",
     "max_cost": "US dollars",
 }

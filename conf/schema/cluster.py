@@ -155,6 +155,10 @@ class NodeGroup:
     """More options of sbatch for these nodes; they override `cluster.sbatch`. Null takes one of those back."""
     price_per_hour: float | None = option(None, from_0())
     """Price of one node per hour, in US dollars."""
+    failures_per_day: float | None = option(None, from_0())
+    """How often one of these nodes ends a run, in a day of training: it fails, or is a spot node that is taken back.
+    With it tdpp search pareto= counts what that takes, and train.save_interval=auto follows it. null: as often as
+    usual, 6.5 times in a thousand days; a run counts its own history, too."""
 
 
 @config
@@ -170,6 +174,11 @@ class Cluster:
     and the receiving group as the column (`conf.schema.values.links`)."""
     links_file: str | None = None
     """A YAML file with that table, as `tdpp profile` writes it. After reading, the table is in `links`."""
+    restart_s: float = option(120.0, from_0())
+    """Seconds from a failure until the run has its nodes again and is ready to load a checkpoint, for failures_per_day.
+    """
+    checkpoint_gb_per_s: float = option(1.0, positive())
+    """What the ranks together write or read of a checkpoint, for failures_per_day."""
     topology: dict[str, Leaf] = field(default_factory=dict)
     """Leaf switches, each under a name that you choose, whose uplinks are slower than what their nodes send together;
     tdpp search and predictions count how many ranks share them."""
@@ -189,6 +198,7 @@ class Cluster:
     """A folder on each node's own disk."""
 
     def __post_init__(self) -> None:
+        ranges.check("cluster", self)
         _check_gpus(self)
         _check_groups(self)
         _read_links(self)

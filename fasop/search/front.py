@@ -39,14 +39,14 @@ class Expense:
     of_traffic: Callable[[Plan], float] = lambda _: 0.0
     """What the messages of an iteration take beside."""
 
-    def of_step(self, plan: Plan) -> float | None:
-        """Returns what an iteration takes; None if that of a node is not known."""
+    def of_step(self, plan: Plan, run: Run) -> float | None:
+        """Returns what an iteration takes, failures included; None if that of a node is not known."""
         rate = self.per_hour(plan.nodes)
-        return None if rate is None else rate * plan.total / HOUR + self.of_traffic(plan)
+        return None if rate is None else rate * run.seconds(plan) / HOUR + self.of_traffic(plan)
 
-    def known(self, plan: Plan) -> float:
+    def known(self, plan: Plan, run: Run) -> float:
         """Returns what `of_step` does, for nodes of which all is known."""
-        taken = self.of_step(plan)
+        taken = self.of_step(plan, run)
         assert taken is not None
         return taken
 
@@ -97,19 +97,22 @@ class Front:
     """Keeps the plans that nothing beats, the fastest first, of those within the limits."""
 
     def __init__(self, run: Run, limits: Limits, fault: Fault = no_fault, expense: Expense = COST) -> None:
+        self._run = run
         self._fault = fault
         self._expense = expense
         self._slowest = limits.days * DAY / run.iterations
         self._dearest = limits.cost / run.iterations
         self.plans: list[Plan] = []
         self._times, self._costs = np.zeros(0), np.full(1, math.inf)
-        """Seconds of the plans, and what they take; the latter behind an infinite one."""
+        """Seconds of the plans, failures included, and what they take; the latter behind an infinite one."""
 
     def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
-        rate = self._expense.per_hour([kind for kind in kinds for _ in range(kind.group.count)])
+        nodes = [kind for kind in kinds for _ in range(kind.group.count)]
+        rate = self._expense.per_hour(nodes)
         assert rate is not None
-        costs = bounds * rate / HOUR
-        return (bounds <= self._slowest) & (costs <= self._dearest) & (costs < self._cheapest_within(bounds))
+        seconds = self._run.expected(nodes, bounds)
+        costs = seconds * rate / HOUR
+        return (seconds <= self._slowest) & (costs <= self._dearest) & (costs < self._cheapest_within(seconds))
 
     def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
         """Always: so it has what a search on these nodes alone finds."""
@@ -121,8 +124,9 @@ class Front:
         return cheapest
 
     def add(self, plans: Sequence[Plan]) -> None:
-        within = [(plan.total, self._expense.known(plan), plan) for plan in plans if plan.total <= self._slowest]
-        within = [one for one in within if one[1] <= self._dearest and self._fault(one[2]) is None]
+        within = [(self._run.seconds(plan), self._expense.known(plan, self._run), plan) for plan in plans]
+        within = [one for one in within if one[0] <= self._slowest and one[1] <= self._dearest]
+        within = [one for one in within if self._fault(one[2]) is None]
         known = zip(self._times.tolist(), self._costs[1:].tolist(), self.plans, strict=True)
         kept: list[tuple[float, float, Plan]] = []
         for one in sorted([*known, *within], key=lambda row: (*row[:2], by_time(row[2]))):
@@ -136,7 +140,7 @@ class Front:
 def nothing_within(front: Sequence[Plan], run: Run, limits: Limits, expense: Expense) -> SearchError:
     """What to say of limits that no plan keeps; `front` is that without limits."""
     fastest, cheapest = (
-        f"{run.days(p):.3g} days for {expense.text(expense.known(p) * run.iterations, '.6g')}"
+        f"{run.days(p):.3g} days for {expense.text(expense.known(p, run) * run.iterations, '.6g')}"
         for p in (front[0], front[-1])
     )
     asked = [f"max_cost={limits.cost:g}"] if math.isfinite(limits.cost) else []

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+
+import numpy as np
 
 from conf.schema.experiment import Parallel, Schedule
 from conf.schema.values.partition import NodeOrder
+from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
+from fasop.search.failures import Failures
 from fasop.simulation.loaded import Parts
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.predict import predict_plan
@@ -88,14 +92,23 @@ class Run:
     known: bool = True
     """False: nobody has said how long it is. A configuration's own iterations may be just enough to time a plan, so
     neither its days nor its dollars are known."""
+    failures: Failures | None = None
+    """What nodes that fail take, where somebody said how often they do."""
 
-    @classmethod
-    def of_tokens(cls, tokens: float, global_batch_size: int, sequence_length: int) -> Run:
-        """Make a run of the iterations that so many tokens take."""
-        return cls(iterations=math.ceil(tokens / (global_batch_size * sequence_length)))
+    def of_tokens(self, tokens: float, global_batch_size: int, sequence_length: int) -> Run:
+        """Make it one of the iterations that so many tokens take."""
+        return replace(self, iterations=math.ceil(tokens / (global_batch_size * sequence_length)), known=True)
+
+    def expected(self, nodes: Sequence[NodeKind], seconds: Floats) -> Floats:
+        """[n], of iterations of so many `seconds` on these nodes: what they take on average, failures included."""
+        return seconds if self.failures is None else self.failures.expected(nodes, seconds)
+
+    def seconds(self, plan: Plan) -> float:
+        """Return what an iteration of a plan takes on average, failures included."""
+        return float(self.expected(plan.nodes, np.array([plan.total]))[0])
 
     def days(self, plan: Plan) -> float:
-        return self.iterations * plan.total / DAY
+        return self.iterations * self.seconds(plan) / DAY
 
 
 def price_per_hour(nodes: Sequence[NodeKind]) -> float | None:

@@ -293,6 +293,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
         words.front(plans, expense.what, tried),
         *filter(None, [words.offloaded(plans[0]), words.parts_by_memory(plans[0])]),
         f"{covers}; {known}.",
+        *([] if inputs.run.failures is None else [inputs.run.failures.said(shown[0].nodes, shown[0].total)]),
         words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
         f"Proved: {words.best_layers(shown[0].gap)}",
     )

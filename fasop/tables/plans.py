@@ -48,10 +48,11 @@ def front(plans: Sequence[Plan], run: Run, expense: Expense = COST) -> Table:
                 "nodes": str(p.parallel.node_order),
                 expense.rate: f"{expense.per_hour(p.nodes):.2f}",
                 "iteration": f"{p.total * 1e3:.1f} ms",
-                f"{expense.unit}/1000 steps": f"{1000 * expense.known(p):.2f}",
+                **({} if run.failures is None else {"lost": f"{1 - p.total / run.seconds(p):.1%}"}),
+                f"{expense.unit}/1000 steps": f"{1000 * expense.known(p, run):.2f}",
                 **({"of it traffic": f"{1000 * traffic[number - 1]:.2f}"} if any(traffic) else {}),
                 **(
-                    {"days": f"{run.days(p):.3g}", expense.unit: f"{run.iterations * expense.known(p):.2f}"}
+                    {"days": f"{run.days(p):.3g}", expense.unit: f"{run.iterations * expense.known(p, run):.2f}"}
                     if run.known
                     else {}
                 ),
@@ -110,7 +111,7 @@ def csv_text(plans: Sequence[Plan], run: Run) -> str:
 def _record(plan: Plan, run: Run) -> dict[str, object]:
     """Return a plan's values by column. The first ones have the names of the public FASOP's CSV files; its time is
     seconds a step."""
-    p, parts, idle_gpus, price = plan.parallel, plan.parts, idle(plan), COST.of_step(plan)
+    p, parts, idle_gpus, price = plan.parallel, plan.parts, idle(plan), COST.of_step(plan, run)
     return {
         "mbs": p.micro_batch_size,
         "tp": p.tensor,
@@ -138,8 +139,9 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
         "bound_s": plan.bound,
         "samples_per_s": p.global_batch_size / plan.total,
         "price_per_hour": price_per_hour(plan.nodes),
-        "kwh_per_step": ENERGY.of_step(plan),
+        "kwh_per_step": ENERGY.of_step(plan, run),
         "train_days": run.days(plan) if run.known else None,
+        "lost_to_failures": None if run.failures is None else 1 - plan.total / run.seconds(plan),
         "basis": plan.basis,
         "idle_gpus": idle_gpus.gpus,
         "idle_nodes": idle_gpus.where,

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from megatron_ext.contract.reliability import DAY_S, USUAL_DAYS
+
 if TYPE_CHECKING:
     from launch.history.record import RunRecord
 
-DAY_S = 86_400.0
-USUAL_DAYS = 1000 / 6.5
-"""Days between two failures of a node: 6.5 in a thousand node-days on Meta's RSC-1 ("Revisiting Reliability in
-Large-Scale Machine Learning Research Clusters", 2024, arXiv:2410.21680)."""
 TRUSTED = 0.25
 """The usual rate counts as much as so many failures that were seen: few records soon say more than it."""
 NEWEST = 25
 """So many runs, the newest of those whose records are kept, say how often nodes fail; a launch waits for no more."""
 
 
-def mean_time_between_failures(gpus: Sequence[str], runs: Path) -> float:
-    """Returns after how many seconds one of these nodes fails, on average.
+def mean_time_between_failures(gpus: Sequence[str], runs: Path, known: float = 0.0) -> float:
+    """Returns after how many seconds one of some nodes fails, on average; infinite if none ever does.
 
     Args:
-        gpus: the kind of GPU of each node.
+        gpus: the kind of GPU of each node of which nobody said how often it fails.
         runs: the folder of the runs that show how often such nodes fail.
+        known: how often the others fail a day, all together.
     """
-    return between_failures(gpus, _newest(runs))
+    a_day = known + (DAY_S / between_failures(gpus, _newest(runs)) if gpus else 0.0)
+    return DAY_S / a_day if a_day else math.inf
 
 
 def between_failures(gpus: Sequence[str], records: Iterable[RunRecord]) -> float:

@@ -3,27 +3,16 @@ save and the failures of its nodes allow."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from typing import Callable, Deque
+
+from megatron_ext.contract.reliability import best_interval_s
 
 FIRST_SAVE_S = 1.0
 """What a save is taken to last until one was measured."""
 _MEASURED = 5
 """The last so many saves count: a file system is not always as busy."""
-
-
-def best_interval_s(save_s: float, mtbf_s: float) -> float:
-    """Returns the seconds of training between two saves after which the least time is lost, by saves and by failures.
-
-    It is Young's optimum with the next two terms of Daly, "A higher order estimate of the optimum checkpoint interval
-    for restart dumps" (2006), for failures that come at random, every `mtbf_s` seconds on average.
-    """
-    if save_s >= 2 * mtbf_s:
-        return mtbf_s
-    part = save_s / (2 * mtbf_s)
-    return math.sqrt(2 * save_s * mtbf_s) * (1 + math.sqrt(part) / 3 + part / 9) - save_s
 
 
 class SavePace:

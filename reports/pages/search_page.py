@@ -63,7 +63,7 @@ def render(
         '<header><p class="crumbs">tdpp search</p>'
         f"<h1>{plural(len(plans), 'plan')} for {escape(plans[0].training.model.name)}</h1></header><main>",
         _answer(command, plans, run, length, searched),
-        *(parts if len(_ahead(plans, length.spent)) < len(plans) else reversed(parts)),
+        *(parts if len(length.ahead()) < len(plans) else reversed(parts)),
         '<section><h2>A plan in detail</h2><p class="note">Choose a plan in the table above.</p>',
         '<div id="legend"></div></section>',
         *(_detail(number, *one) for number, one in enumerate(zip(plans, shown, launches, strict=False))),
@@ -74,11 +74,6 @@ def render(
         f'<script type="text/plain" id="columns">{packed.text}</script>',
     ]
     return page("Search – tdpp", "\n".join(body), [plotly_script(), *(static(name) for name in SCRIPTS)])
-
-
-def _virtue(plans: Sequence[Plan], expense: Expense) -> str:
-    """What the first of the plans is."""
-    return "fastest" if plans[0].total == min(plan.total for plan in plans) else expense.least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,9 +90,9 @@ class Length:
 
     @classmethod
     def of(cls, plans: Sequence[Plan], run: Run, expense: Expense) -> Length:
-        steps = [math.nan if (step := expense.of_step(plan)) is None else step for plan in plans]
+        steps = [math.nan if (step := expense.of_step(plan, run)) is None else step for plan in plans]
         if not run.known:
-            milliseconds, thousands = [plan.total * 1e3 for plan in plans], [step * 1000 for step in steps]
+            milliseconds, thousands = [run.seconds(plan) * 1e3 for plan in plans], [step * 1000 for step in steps]
             return cls(known=False, unit="ms", times=milliseconds, spent=thousands, expense=expense)
         days = [run.days(plan) for plan in plans]
         unit, a_day = next((unit, count) for unit, count, least in UNITS if max(days) >= least)
@@ -110,6 +105,21 @@ class Length:
         return any(not math.isnan(one) for one in self.spent)
 
     @property
+    def virtue(self) -> str:
+        """What the first of the plans is."""
+        return "fastest" if self.times[0] == min(self.times) else self.expense.least
+
+    def ahead(self) -> set[int]:
+        """Returns the plans that no other one beats in both time and expense; none where that is not known."""
+        both = [*zip(self.times, self.spent, strict=True)]
+        return {
+            number
+            for number, (time, cost) in enumerate(both)
+            if not math.isnan(cost)
+            and not any(t <= time and price <= cost and (t, price) != (time, cost) for t, price in both)
+        }
+
+    @property
     def spent_title(self) -> str:
         return self.expense.unit if self.known else f"{self.expense.unit}/1000 steps"
 
@@ -119,7 +129,7 @@ UNITS = (("days", 1.0, 0.1), ("hours", 24.0, 1 / 24), ("minutes", 1440.0, 0.0))
 
 
 def _answer(command: str, plans: Sequence[Plan], run: Run, length: Length, searched: Sequence[str]) -> str:
-    plan, virtue = plans[0], _virtue(plans, length.expense)
+    plan, virtue = plans[0], length.virtue
     rate, unit = _rate(plan)
     paid = "" if math.isnan(length.spent[0]) else f" and {length.expense.text(length.spent[0], ',.2f')}"
     whole = f"; {run.iterations:,} iterations take {length.times[0]:,.3g} {length.unit}{paid}" if run.known else ""
@@ -163,19 +173,6 @@ def _sizes(plan: Plan) -> str:
     return f"{sizes}, micro-batch {one.micro_batch_size}, {options(one)}"
 
 
-def _ahead(plans: Sequence[Plan], spent: Sequence[float]) -> set[int]:
-    """Returns the plans that no other one beats in both time and expense; none where that is not known."""
-    return {
-        number
-        for number, (plan, cost) in enumerate(zip(plans, spent, strict=True))
-        if not math.isnan(cost)
-        and not any(
-            other.total <= plan.total and price <= cost and (other.total, price) != (plan.total, cost)
-            for other, price in zip(plans, spent, strict=True)
-        )
-    }
-
-
 def _tone(number: int, ahead: set[int]) -> str:
     return "best" if number == 0 else "front" if number in ahead else ""
 
@@ -187,7 +184,7 @@ def _link(number: int) -> str:
 
 def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> str:
     """What is paid and waited for comes first; what makes a plan fast follows."""
-    ahead = _ahead(plans, length.spent)
+    ahead = length.ahead()
     titles = ["plan", "nodes", length.spent_title, *([length.unit] if length.known else [])]
     titles += ["ms", _rate(plans[0])[1], "tensor × data × pipeline", "micro-batch", "options", "layers by stage"]
     titles += ["idle GPUs", "launch"]
@@ -213,7 +210,7 @@ def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> st
                 Cell(copy_button(launch, "Copy")) if launch else "",
             ]
         )
-    note = f"★ {_virtue(plans, length.expense)}"
+    note = f"★ {length.virtue}"
     note += f" · ◆ no other plan here takes less of both time and {length.expense.what}" if ahead else ""
     note += " · 4*3: three stages of 4 layers" if any("*" in folded(plan) for plan in plans) else ""
     note += f" · details of the first {MOST} below" if len(plans) > MOST else ""
@@ -239,7 +236,7 @@ def _number(text: str) -> Cell:
 def _charts(plans: Sequence[Plan], length: Length) -> str:
     if len(plans) == 1:
         return ""
-    ahead = _ahead(plans, length.spent)
+    ahead = length.ahead()
     front = len(ahead) == len(plans)
     items = [
         Item(

@@ -126,7 +126,6 @@ def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
     """Read what is searched, and tell what is to be known of it; returns these notes, too."""
     from fasop.costs.calibration import read_calibration
     from fasop.search.inputs import read
-    from fasop.search.plan import Run
 
     inputs = read(args.overrides, args.profile)
     notes = [] if inputs.by_default is None else [inputs.by_default]
@@ -151,7 +150,7 @@ def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
                 f"tokens={args.tokens:g}: samples of {training.model.said} have no tokens; give the training's length "
                 f"with train.iterations=N"
             )
-        run = Run.of_tokens(args.tokens, training.parallel.global_batch_size, training.model.sequence_length)
+        run = inputs.run.of_tokens(args.tokens, training.parallel.global_batch_size, training.model.sequence_length)
         inputs = replace(inputs, run=run)
     if not inputs.run.known and (limits := args.limits()):
         raise SearchError(

@@ -200,6 +200,10 @@ def _train_config(experiment: Experiment) -> TrainConfig:
     )
 
 
+NEVER_S = 1e12
+"""A run's plan has this where no node ever fails, which is its rule's limit."""
+
+
 def _saving(experiment: Experiment) -> dict[str, object]:
     """What the plan has for `save_interval=auto` and `save_memory=auto`."""
     train = experiment.train
@@ -212,8 +216,11 @@ def _saving(experiment: Experiment) -> dict[str, object]:
         return {}
     saves = train.checkpoint and experiment.executor.rehearse is Rehearse.none
     if saves and experiment.engine.kind is not EngineKind.megatron_lm:
-        gpus = [node.gpu for node in _run_nodes(experiment)]
-        found["mtbf_s"] = float(f"{mean_time_between_failures(gpus, Path(experiment.runs_dir)):.3g}")
+        nodes, groups = _run_nodes(experiment), experiment.cluster.groups
+        rates = [groups[node.group].failures_per_day for node in nodes]
+        gpus = [node.gpu for node, rate in zip(nodes, rates, strict=True) if rate is None]
+        mtbf_s = mean_time_between_failures(gpus, Path(experiment.runs_dir), sum(filter(None, rates)))
+        found["mtbf_s"] = float(f"{min(mtbf_s, NEVER_S):.3g}")
     return found
 
 

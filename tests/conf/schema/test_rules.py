@@ -104,6 +104,14 @@ BROKEN = {
         ["cluster.groups.local.price_per_hour=nan"],
         "cluster.groups.local.price_per_hour=nan must be a number, at least 0",
     ),
+    "no negative failures": (
+        ["cluster.groups.local.failures_per_day=-1"],
+        "cluster.groups.local.failures_per_day=-1.0 must be a number, at least 0",
+    ),
+    "a rate of checkpoints": (
+        ["cluster.checkpoint_gb_per_s=0"],
+        "cluster.checkpoint_gb_per_s=0.0 must be a number above 0",
+    ),
     **{
         f"{key} names something": ([f"{key}=''", *others], f"{key}='' is empty; give a path")
         for key, *others in (

@@ -19,15 +19,17 @@ from fasop.search.arguments import Arguments, First, parse
 from fasop.search.front import COST, ENERGY, Front, Limits, kilowatts
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.plan import DAY, HOUR, Run
+from fasop.search.plan import DAY, HOUR, Plan, Run
 from fasop.search.run import best_plans, front
 from fasop.search.search import Best, explore
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import Space
 from fasop.search.space.node_sets import clusters
 from launch.cli import main
+from launch.control.planning.plan import make_plan
+from megatron_ext.contract.reliability import best_interval_s, expected_s
 from tests.support.cases import drawn, fewer
-from tests.support.fasop.plans import pipelines
+from tests.support.fasop.plans import mixed, pipelines
 from tests.support.fasop.random_clusters import random_case
 from tests.support.fasop.searches import floor
 from tests.support.fasop.seeds import seeds
@@ -38,6 +40,8 @@ WORDS = (
     *("cluster.groups.a100.count=1", "cluster.groups.a10.count=2", "parallel.tensor=1", "parallel.recompute=none"),
 )
 
+ONCE = Run(iterations=1)
+
 
 def few() -> Inputs:
     return read([*WORDS, ONE_F_ONE_B])
@@ -45,7 +49,7 @@ def few() -> Inputs:
 
 def told(plans: object) -> list[tuple[float, float]]:
     assert isinstance(plans, list)
-    return [(plan.total, COST.known(plan)) for plan in plans]
+    return [(plan.total, COST.known(plan, ONCE)) for plan in plans]
 
 
 def test_a_front_is_what_looking_at_every_plan_finds() -> None:
@@ -75,7 +79,7 @@ def test_a_front_of_energy_is_what_looking_at_every_plan_finds() -> None:
     best = [one for one in plans if not any(t <= one[0] and e <= one[1] and (t, e) != one for t, e in plans)]
     found = front(inputs, Arguments(pareto=First.energy)).plans
     assert len(found) > 1
-    assert [(p.total, ENERGY.known(p)) for p in found] == [pytest.approx(one) for one in sorted(set(best))[::-1]]
+    assert [(p.total, ENERGY.known(p, ONCE)) for p in found] == [pytest.approx(one) for one in sorted(set(best))[::-1]]
     cheap = front(inputs, Arguments(pareto=First.cost)).plans
     assert [p.total for p in found] != [p.total for p in cheap]
 
@@ -126,7 +130,7 @@ def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(
             for plan in best.plans:
                 slack = 1 + 1e-9
                 assert any(
-                    one.total <= slack * plan.total and COST.known(one) <= slack * COST.known(plan)
+                    one.total <= slack * plan.total and COST.known(one, ONCE) <= slack * COST.known(plan, ONCE)
                     for one in kept.plans
                 )
             compared += len(best.plans)
@@ -171,6 +175,45 @@ def test_no_plan_beats_the_floor(name: str) -> None:
     assert compared >= 4
 
 
+@pytest.mark.parametrize("saved", ["auto", 20])
+def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: str | int) -> None:
+    """A10 nodes are cheap and are often taken back, so that fewer of them may be better."""
+    spot = ("cluster.groups.a10.failures_per_day=400", "cluster.groups.a10.price_per_hour=2", "cluster.restart_s=20")
+    inputs = read([*WORDS, ONE_F_ONE_B, *spot, f"train.save_interval={saved}", "train.iterations=1000"])
+    every = Best(100_000)
+    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
+    price = {"a100": inputs.kinds[0].group.price_per_hour, "a10": 2.0}
+    save_s = 12 * inputs.training.model.parameters() / 1e9
+
+    def expected(plan: Plan) -> tuple[float, float]:
+        fails = sum({"a100": 6.5 / 1000, "a10": 400.0}[node.name] for node in plan.nodes)
+        mtbf_s = DAY / fails
+        work = best_interval_s(save_s, mtbf_s) if saved == "auto" else 20 * plan.total
+        seconds = expected_s(work, save_s, 20 + save_s, mtbf_s) * plan.total / work
+        return seconds, sum(price[node.name] or 0.0 for node in plan.nodes) * seconds / HOUR
+
+    plans = [*map(expected, every.plans)]
+    best = [one for one in plans if not any(t <= one[0] and c <= one[1] and (t, c) != one for t, c in plans)]
+    found = front(inputs, Arguments(pareto=First.time))
+    assert [(inputs.run.seconds(p), COST.known(p, inputs.run)) for p in found.plans] == [
+        pytest.approx(one, rel=1e-9) for one in sorted(set(best))
+    ]
+    assert len(found.plans) > 1
+    assert f"train.save_interval={saved}" in " ".join(found.summary)
+    asked = Arguments(pareto=First.time, max_days=inputs.run.days(found.plans[0]) * 0.999)
+    with pytest.raises(SearchError, match="no plan for 1000 iterations meets max_days"):
+        front(inputs, asked)
+
+
+def test_a_run_that_chooses_when_it_saves_follows_the_failures_of_its_nodes() -> None:
+    often, seldom = (
+        make_plan(mixed("train.save_interval=auto", f"cluster.groups.gpu2.failures_per_day={rate}"), "a/run").train
+        for rate in (5, 0)
+    )
+    assert often.mtbf_s == pytest.approx(DAY / (5 * 7 + 6.5 / 1000), rel=0.01)
+    assert seldom.mtbf_s == pytest.approx(DAY * 1000 / 6.5, rel=0.01)
+
+
 def test_limits_cut_the_front_and_nothing_else() -> None:
     inputs = few()
     whole = told(front(inputs, Arguments(pareto=First.time)).plans)
@@ -194,8 +237,8 @@ def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
     assert "no plan for 50 iterations meets max_cost=0.001 and max_days=7: the cheapest takes" in text
     (days, cost), (_, most) = re.findall(r"([\d.e-]+) days for \$([\d.]+)", text)
     assert float(days) == pytest.approx(inputs.run.days(cheapest), rel=0.01)
-    assert float(cost) == pytest.approx(COST.known(cheapest) * 50, rel=0.01)
-    assert float(most) == pytest.approx(COST.known(fastest) * 50, rel=0.01)
+    assert float(cost) == pytest.approx(COST.known(cheapest, ONCE) * 50, rel=0.01)
+    assert float(most) == pytest.approx(COST.known(fastest, ONCE) * 50, rel=0.01)
 
 
 def test_a_front_is_a_table_a_file_and_a_plan(
@@ -259,7 +302,7 @@ def plan_keys(path: Path) -> list[str]:
 
 
 def test_tokens_make_iterations_rounded_up() -> None:
-    assert Run.of_tokens(1e6, 32, 1024).iterations == math.ceil(1e6 / 32 / 1024) == 31
+    assert Run(iterations=1, known=False).of_tokens(1e6, 32, 1024).iterations == math.ceil(1e6 / 32 / 1024) == 31
 
 
 @pytest.mark.parametrize(

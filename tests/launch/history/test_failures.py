@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from launch.history.failures import DAY_S, NEWEST, TRUSTED, USUAL_DAYS, between_failures, mean_time_between_failures
+from launch.history.failures import NEWEST, TRUSTED, between_failures, mean_time_between_failures
 from launch.history.record import HostRecord, RunRecord
 from launch.judge.state import State
+from megatron_ext.contract.reliability import DAY_S, USUAL_DAYS
 
 
 def run(number: int, days: float, *rules: str, gpu: str = "A10") -> RunRecord:
@@ -37,6 +39,13 @@ def test_what_a_program_does_is_no_failure_of_a_node() -> None:
     quiet = between_failures(["A10"], [run(0, 10.0, "")])
     assert between_failures(["A10"], [run(0, 10.0, "rank-failed")]) == quiet
     assert between_failures(["A10"], [run(0, 10.0, "node-failed")]) == pytest.approx(quiet * TRUSTED / (1 + TRUSTED))
+
+
+def test_nodes_whose_rate_is_known_need_no_records(tmp_path: Path) -> None:
+    assert mean_time_between_failures([], tmp_path, 4.0) == pytest.approx(DAY_S / 4)
+    assert mean_time_between_failures([], tmp_path) == math.inf
+    both = mean_time_between_failures(["A100"], tmp_path, 4.0)
+    assert both == pytest.approx(DAY_S / (4 + 1 / USUAL_DAYS))
 
 
 def test_the_newest_records_in_a_folder_of_runs_are_read(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from random import Random
 
 import pytest
 
-from megatron_ext.checkpoints.pace import SavePace, best_interval_s
+from megatron_ext.checkpoints.pace import SavePace
+from megatron_ext.contract.reliability import best_interval_s
 
 FAILURES = 1000
 RESTART_S = 120.0

@@ -1,0 +1,73 @@
+"""What failures of nodes and saves make of an iteration, on average: days and dollars that a training really takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from conf.schema.experiment import Cluster, Train
+from fasop.costs.arrays import Floats
+from fasop.costs.hardware import NodeKind
+from megatron_ext.contract.reliability import DAY_S, USUAL_DAYS, best_interval_s, expected_s
+from megatron_ext.contract.train_config import KINDS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failures:
+    save_s: float
+    """Of a checkpoint, and of reading it."""
+    restart_s: float
+    every: int | None
+    """Iterations between two saves; None: as a run chooses by itself."""
+
+    @classmethod
+    def of(cls, cluster: Cluster, train: Train, parameters: int) -> Failures | None:
+        """None where no group says how often its nodes fail."""
+        if all(group.failures_per_day is None for group in cluster.groups.values()):
+            return None
+        saved = 4 * (1 + len(KINDS[str(train.optimizer)]) + (train.ema is not None)) * parameters
+        every = train.save_interval
+        return cls(
+            save_s=saved / (cluster.checkpoint_gb_per_s * 1e9),
+            restart_s=cluster.restart_s,
+            every=every if isinstance(every, int) else None,
+        )
+
+    def expected(self, nodes: Sequence[NodeKind], seconds: Floats) -> Floats:
+        """[n], of iterations of so many `seconds` each on these nodes: what they take on average. It grows with
+        `seconds`, and faster than they do."""
+        mtbf_s, best = mtbf(nodes), self._interval(nodes)
+        if self.every is None:  # the same part of any iteration
+            return seconds * (self._taken(best, mtbf_s) / best if math.isfinite(best) else 1.0)
+        taken = [self._taken(one, mtbf_s) for one in (self.every * seconds).tolist()]
+        return np.array(taken) / self.every
+
+    def _taken(self, work_s: float, mtbf_s: float) -> float:
+        return expected_s(work_s, self.save_s, self.restart_s + self.save_s, mtbf_s)
+
+    def _interval(self, nodes: Sequence[NodeKind]) -> float:
+        mtbf_s = mtbf(nodes)
+        return best_interval_s(self.save_s, mtbf_s) if math.isfinite(mtbf_s) else math.inf
+
+    def said(self, nodes: Sequence[NodeKind], seconds: float) -> str:
+        """In words, for iterations of so many `seconds` on these nodes."""
+        minutes = (self._interval(nodes) if self.every is None else self.every * seconds) / 60
+        how = "train.save_interval=auto" if self.every is None else f"train.save_interval={self.every}"
+        mtbf_s = mtbf(nodes)
+        saves = f"a save every {minutes:.3g} minutes ({how})" if math.isfinite(minutes) else "no saves"
+        fails = f"one of its nodes fails every {mtbf_s / 3600:.3g} hours" if math.isfinite(mtbf_s) else "no node fails"
+        return (
+            f"Days and amounts are what is to be expected with failures (cluster.groups.<group>.failures_per_day): of "
+            f"the first plan, {fails}, {saves} takes {self.save_s:.3g} s, and a start {self.restart_s:.3g} s and "
+            f"reading the checkpoint."
+        )
+
+
+def mtbf(nodes: Sequence[NodeKind]) -> float:
+    """Returns the seconds between two failures of any of these nodes; infinite if none fails."""
+    rates = (node.group.failures_per_day for node in nodes)
+    a_day = sum(1 / USUAL_DAYS if rate is None else rate for rate in rates)
+    return DAY_S / a_day if a_day else math.inf
