@@ -18,7 +18,7 @@ from megatron_ext.contract.train_config import KINDS
 @dataclass(frozen=True, kw_only=True)
 class Failures:
     save_s: float
-    """Of a checkpoint, and of reading it."""
+    """What a save takes, and reading it."""
     restart_s: float
     every: int | None
     """Iterations between two saves; None: as a run chooses by itself."""

@@ -104,5 +104,6 @@ def test_a_search_leaves_all_files_alone(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path / "tmp")
     assert main(["search", "experiment=seed_a10x8", "top=1"]) == 0
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+    kept = tmp_path / ".cache" / "tdpp" / "composed"
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != kept] == [mine]
     assert mine.read_text() == "mine"
