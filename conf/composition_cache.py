@@ -66,7 +66,7 @@ def kept(words: Sequence[str], folders: Sequence[Path], make: Make) -> DictConfi
     if passing or not folder.is_absolute() or any(map(asks_the_machine, words)):
         return make()[0]
     entry = folder / f"{_key(words, folders)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError, OmegaConfBaseException):  # a damaged one, too
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, OmegaConfBaseException):  # a damaged one
         known = json.loads(entry.read_text(encoding="utf-8"))
         if known["digest"] == _digest(known) and _unchanged({Path(path): state for path, state in known["looked_up"]}):
             return _built(known)

@@ -57,12 +57,13 @@ class Failures:
         minutes = (self._interval(nodes) if self.every is None else self.every * seconds) / 60
         how = "train.save_interval=auto" if self.every is None else f"train.save_interval={self.every}"
         mtbf_s = mtbf(nodes)
-        saves = f"a save every {minutes:.3g} minutes ({how})" if math.isfinite(minutes) else "no saves"
-        fails = f"one of its nodes fails every {mtbf_s / 3600:.3g} hours" if math.isfinite(mtbf_s) else "no node fails"
+        means = "Days and amounts are what is to be expected with failures (cluster.groups.<group>.failures_per_day)"
+        if math.isinf(mtbf_s):
+            return f"{means}: of the first plan, no node fails."
         return (
-            f"Days and amounts are what is to be expected with failures (cluster.groups.<group>.failures_per_day): of "
-            f"the first plan, {fails}, {saves} takes {self.save_s:.3g} s, and a start {self.restart_s:.3g} s and "
-            f"reading the checkpoint."
+            f"{means}: of the first plan, one of the nodes fails every {mtbf_s / 3600:.3g} hours, a save every "
+            f"{minutes:.3g} minutes ({how}) takes {self.save_s:.3g} s, and a start {self.restart_s:.3g} s and reading "
+            f"the checkpoint."
         )
 
 

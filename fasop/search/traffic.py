@@ -11,28 +11,47 @@ import numpy as np
 
 from fasop.costs import sizes
 from fasop.costs.experts import layer_numbers
+from fasop.costs.hardware import NodeKind
 from fasop.costs.network.heterogeneous_placement import exchanges
 from fasop.costs.network.links import Link
 from fasop.costs.network.pair_placement import around
 from fasop.costs.training import PlacedTraining, Training
+from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import by_parameters
 from fasop.simulation.ranks.heterogeneous_stages import alone, cuts_scattered
 
-GB = 1e9
+GB, FP32_BYTES = 1e9, 4
 
 
 def dollars_per_step(plan: PlacedTraining) -> float:
     """US dollars for what an iteration sends from nodes of one group to another at `price_per_gb`: activations and
     their gradients, rings of gradients and weights, and the embedding's gradients. Sums within nodes first count as
-    the ring of all replicas, and islands as if their replicas summed in every iteration: upper bounds.
+    the ring of all replicas, an upper bound.
     """
     kinds = {id(node): node for node in plan.nodes}.values()
     if not any(link.price_per_gb for kind in kinds for link in kind.links.values()):
         return 0.0
-    prices = [
-        [one.links[other.name].price_per_gb or 0.0 if other.name in one.links else 0.0 for other in plan.nodes]
-        for one in plan.nodes
-    ]
+    if len(islands := by_island(plan)) > 1:
+        return sum(map(_dollars, islands)) + _of_common_step(islands) / plan.training.sync_every
+    return _dollars(plan)
+
+
+def _of_common_step(islands: Sequence[PlacedTraining]) -> float:
+    """Dollars for a ring of islands that sums all weights, in fp32, over the dearest link from each one to the next."""
+    size = 2 * (len(islands) - 1) / len(islands) * islands[0].training.model.parameters() * FP32_BYTES
+    hops = zip(islands, [*islands[1:], islands[0]], strict=True)
+    dearest = [max(_price(a, b) for a in one.nodes for b in other.nodes) for one, other in hops]
+    return size / GB * sum(dearest)
+
+
+def _price(one: NodeKind, other: NodeKind) -> float:
+    """Return what a node pays for a GB to another."""
+    return one.links[other.name].price_per_gb or 0.0 if other.name in one.links else 0.0
+
+
+def _dollars(plan: PlacedTraining) -> float:
+    """`dollars_per_step` of replicas that all sum in every iteration."""
+    prices = [[_price(one, other) for other in plan.nodes] for one in plan.nodes]
     if not any(map(any, prices)):
         return 0.0
     node = [number for number, kind in enumerate(plan.nodes) for _ in range(kind.gpus)]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from conf.errors import RunFolderError
 from conf.reading.values import Parser
+from conf.run_folder.run_folders import run_around
 from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import add_runs_dir
 from launch.commands.translate import add_checkpoint, require_torch
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _names_run(arguments: argparse.Namespace) -> bool:
     """Whether a word without a slash is a run's name, which then means the run, not a folder of this name."""
-    if os.sep in arguments.run:
+    if os.sep in arguments.run or run_around(Path(arguments.run)) is not None:  # a folder in a run is that folder
         return False
     try:
         RunDir.find(arguments.runs_dir, arguments.run)

@@ -96,7 +96,7 @@ class RunFiles:
     decisions = FileName("decisions.jsonl")
     """What was decided about the batch while the run went on, by rank 0."""
     spent = FileName("spent.json")
-    """What the nodes have cost so far, over all starts, in dollars."""
+    """What the nodes and their traffic have cost so far, over all starts, in dollars."""
     goal = FileName("goal.json")
     """That the run ended before its last iteration because it has reached what it was to reach."""
     checkpoints = FileName(CHECKPOINTS)

@@ -188,7 +188,8 @@ class Train:
     lora_targets: Optional[List[str]] = option(None)
     """The names of the matrices that get adapters, such as [q_proj,v_proj]; null: all linear ones in the layers."""
     max_cost: Optional[float] = option(None, positive(1e12))
-    """Save and end when the nodes have cost this many dollars, by cluster.groups.<group>.price_per_hour."""
+    """Save and end when the nodes, by cluster.groups.<group>.price_per_hour, and what they send over links with a
+    price_per_gb have cost this many dollars."""
     log_interval: Interval = option(10, COUNT, written=True)
     """Iterations, or epochs such as 1epoch, between two lines of the log."""
     load: Optional[str] = option(None, written=True)

@@ -143,7 +143,7 @@ def test_texts_that_hydra_would_misread_stay_texts():
     assert [compose(["name=007"]).name for _ in range(2)] == ["007", "007"]
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"{}"], ids=["empty", "cut", "of something else"])
+@pytest.mark.parametrize("content", [b"", b"x", b"{}", b"[" * 200_000], ids=["empty", "cut", "other", "deep"])
 def test_a_damaged_entry_is_made_again(cache: Path, composed: list[str], content: bytes):
     first = COMPOSED(SEED[:1], "config")
     (entry,) = cache.iterdir()

@@ -200,6 +200,9 @@ def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: s
     ]
     assert len(found.plans) > 1
     assert f"train.save_interval={saved}" in " ".join(found.summary)
+    never = [f"cluster.groups.{name}.failures_per_day=0" for name in price]
+    words = front(read([*WORDS, ONE_F_ONE_B, *never]), Arguments(pareto=First.time)).summary
+    assert any(line.endswith("of the first plan, no node fails.") for line in words)
     asked = Arguments(pareto=First.time, max_days=inputs.run.days(found.plans[0]) * 0.999)
     with pytest.raises(SearchError, match="no plan for 1000 iterations meets max_days"):
         front(inputs, asked)

@@ -80,6 +80,27 @@ def test_the_plan_of_a_limited_run_has_the_price_of_its_iterations() -> None:
     assert make_plan(mixed(ORDER, PRICED), "a/run").train.traffic_price is None
 
 
+ZONES = ("cluster=a10_zones", "cluster.groups.east.count=1", "cluster.groups.west.count=1", "model=tiny")
+GOES = ("+cluster.links.east.west.price_per_gb=2", "+cluster.links.west.east.price_per_gb=3")
+
+
+EQUAL = ("parallel.partition=4", "parallel.tensor=1", "parallel.data=8", "parallel.pipeline=1")
+OWN = ("parallel.partition=1-1-1-1/2-2", "parallel.tensor=1/2", "parallel.data=2", "parallel.pipeline=4")
+
+
+@pytest.mark.parametrize(
+    ("words", "islands"), [pytest.param(EQUAL, 8, id="replicas"), pytest.param(OWN, 2, id="own-plans")]
+)
+def test_islands_pay_for_what_they_send_each_other_once_in_many_iterations(
+    words: tuple[str, ...], islands: int
+) -> None:
+    """Each island is in one zone, so that only the ring of their common step passes the priced links."""
+    for steps in (10, 100):
+        config = compose([*ZONES, *GOES, *words, "train.max_cost=5", f"train.sync_every={steps}"])
+        of_all = (2 + 3) * 2 * (islands - 1) / islands * config.model.parameters() * 4 / 1e9
+        assert make_plan(config, "a/run").train.traffic_price == pytest.approx(of_all / steps, rel=1e-6)
+
+
 def test_a_front_weighs_what_is_sent() -> None:
     """The cheapest plan is that of all that were looked at, and another one than without the price."""
     links = (

@@ -27,3 +27,10 @@ def test_a_runs_name_means_the_run_and_a_path_the_folder(tmp_path: Path, monkeyp
         main(["convert", "tiny", *words])
     with pytest.raises(LaunchError, match=r"^(\./)?tiny"):
         main(["convert", "./tiny", *words])
+    inside = Path(run.checkpoints, "iter_0000010")
+    inside.mkdir(parents=True)
+    monkeypatch.chdir(run.checkpoints)
+    Path(inside, "common.pt").touch()
+    Path(inside, ".metadata").touch()
+    with pytest.raises(LaunchError, match=r"^iter_0000010"):
+        main(["convert", "iter_0000010", "out", "--to=megatron", f"--runs-dir={tmp_path / 'runs'}"])
