@@ -68,7 +68,9 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
         *("DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "train_cost", "gpus"),
         *("global_batch_size", "schedule", "chunks", "recompute", "sharded_optimizer", "shards"),
         *("shares", "islands", "sequence_parallel"),
-        *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "kwh_per_step", "train_days", "basis"),
+        *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "kwh_per_step", "train_days"),
+        "lost_to_failures",
+        "basis",
         *("idle_gpus", "idle_nodes"),
     ]
     times = [float(row["estimated time (step/s)"]) for row in rows]
