@@ -26,6 +26,11 @@ BYTES_A_WORKER = 1 << 24
 """With less than that a process takes longer to begin than to do its part."""
 
 
+def add_source(make: argparse.ArgumentParser, what: str, kind: type[str] | type[Path] = str) -> None:
+    """Gives `make` the option for what the data are made from, one or several; `what` says what that may be."""
+    make.add_argument("--source", nargs="+", type=kind, required=True, metavar="PATH", help=what)
+
+
 def add_output(make: argparse.ArgumentParser, first: str) -> None:
     """Gives `make` the option for the data's prefix; `first` is the name of the first file."""
     files = f"the files are {first} and so on, and <output>.json"

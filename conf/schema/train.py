@@ -56,6 +56,10 @@ class Train(train_config.Train):
         key = next(key for key in ("epochs", "samples", "iterations") if getattr(self, key) is not None)
         return f"train.{key}={getattr(self, key)}"
 
+    def checkpoint_bytes(self, parameters: int) -> int:
+        """Bytes of a checkpoint: weights and what the optimizer keeps of them, fp32."""
+        return 4 * (1 + len(KINDS[str(self.optimizer)]) + (self.ema is not None)) * parameters
+
     @property
     def auto_interval(self) -> bool:
         """Whether a run chooses by itself how often it saves."""

@@ -15,7 +15,7 @@ from data_prep.errors import BadDocument, DataPrepError, of_option
 from data_prep.files.journal import Journal, publish, work_folder
 from data_prep.files.progress import hashes
 from data_prep.kinds import ChatsManifest
-from data_prep.making import Request, add_common_options, add_output, workers_of
+from data_prep.making import Request, add_common_options, add_output, add_source, workers_of
 from data_prep.preparation.prepare import (
     DOCUMENTS_MADE,
     INDEX,
@@ -96,14 +96,11 @@ def prepare(request: ChatsRequest, prefix: Path, recipe: dict[str, Any]) -> Chat
 
 def add_options(make: argparse.ArgumentParser) -> None:
     """Gives `make` what `tdpp data chats` takes."""
-    make.add_argument(
-        "--source",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="files and folders of JSON lines (.jsonl, .json; also .gz, .bz2, .zst) or Parquet, a conversation each: "
+    add_source(
+        make,
+        "files and folders of JSON lines (.jsonl, .json; also .gz, .bz2, .zst) or Parquet, a conversation each: "
         "messages with role and content, prompt and completion, or ShareGPT's conversations with from and value",
+        Path,
     )
     make.add_argument(
         "--tokenizer",

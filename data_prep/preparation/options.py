@@ -10,7 +10,7 @@ from conf.visible import plural
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.journal import work_folder_of
 from data_prep.indexed.manifest import Manifest, text_prefix
-from data_prep.making import make_unless_there
+from data_prep.making import add_source, make_unless_there
 from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.text.encode import Options
@@ -38,12 +38,9 @@ STDLIB = ["stdlib"]
 
 def add_options(make: argparse.ArgumentParser) -> None:
     """Gives `make` what `tdpp data prepare` takes."""
-    make.add_argument(
-        "--source",
-        nargs="+",
-        required=True,
-        metavar="PATH",
-        help="files and folders: JSON lines (.jsonl, .json), Parquet (.parquet), MediaWiki dumps (.xml), all others "
+    add_source(
+        make,
+        "files and folders: JSON lines (.jsonl, .json), Parquet (.parquet), MediaWiki dumps (.xml), all others "
         "plain text; each but Parquet also with .gz, .bz2 or .zst; or stdlib: the sources of this Python's library",
     )
     make.add_argument(

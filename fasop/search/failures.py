@@ -12,7 +12,7 @@ from conf.schema.experiment import Cluster, Train
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from megatron_ext.contract.reliability import DAY_S, USUAL_DAYS, best_interval_s, expected_s
-from megatron_ext.contract.train_config import KINDS
+from megatron_ext.contract.train_config import AUTO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,9 @@ class Failures:
         """None where no group says how often its nodes fail."""
         if all(group.failures_per_day is None for group in cluster.groups.values()):
             return None
-        saved = 4 * (1 + len(KINDS[str(train.optimizer)]) + (train.ema is not None)) * parameters
         every = train.save_interval
         return cls(
-            save_s=saved / (cluster.checkpoint_gb_per_s * 1e9),
+            save_s=train.checkpoint_bytes(parameters) / (cluster.checkpoint_gb_per_s * 1e9),
             restart_s=cluster.restart_s,
             every=every if isinstance(every, int) else None,
         )
@@ -39,31 +38,29 @@ class Failures:
     def expected(self, nodes: Sequence[NodeKind], seconds: Floats) -> Floats:
         """[n], of iterations of so many `seconds` each on these nodes: what they take on average. It grows with
         `seconds`, and faster than they do."""
-        mtbf_s, best = mtbf(nodes), self._interval(nodes)
+        mtbf_s = mtbf(nodes)
         if self.every is None:  # the same part of any iteration
-            return seconds * (self._taken(best, mtbf_s) / best if math.isfinite(best) else 1.0)
+            if math.isinf(mtbf_s):
+                return seconds
+            best = best_interval_s(self.save_s, mtbf_s)
+            return seconds * (self._taken(best, mtbf_s) / best)
         taken = [self._taken(one, mtbf_s) for one in (self.every * seconds).tolist()]
         return np.array(taken) / self.every
 
     def _taken(self, work_s: float, mtbf_s: float) -> float:
         return expected_s(work_s, self.save_s, self.restart_s + self.save_s, mtbf_s)
 
-    def _interval(self, nodes: Sequence[NodeKind]) -> float:
-        mtbf_s = mtbf(nodes)
-        return best_interval_s(self.save_s, mtbf_s) if math.isfinite(mtbf_s) else math.inf
-
     def said(self, nodes: Sequence[NodeKind], seconds: float) -> str:
         """In words, for iterations of so many `seconds` on these nodes."""
-        minutes = (self._interval(nodes) if self.every is None else self.every * seconds) / 60
-        how = "train.save_interval=auto" if self.every is None else f"train.save_interval={self.every}"
         mtbf_s = mtbf(nodes)
         means = "Days and amounts are what is to be expected with failures (cluster.groups.<group>.failures_per_day)"
         if math.isinf(mtbf_s):
             return f"{means}: of the first plan, no node fails."
+        every_s = best_interval_s(self.save_s, mtbf_s) if self.every is None else self.every * seconds
         return (
             f"{means}: of the first plan, one of the nodes fails every {mtbf_s / 3600:.3g} hours, a save every "
-            f"{minutes:.3g} minutes ({how}) takes {self.save_s:.3g} s, and a start {self.restart_s:.3g} s and reading "
-            f"the checkpoint."
+            f"{every_s / 60:.3g} minutes (train.save_interval={self.every or AUTO}) takes {self.save_s:.3g} s, and a "
+            f"start {self.restart_s:.3g} s and reading the checkpoint."
         )
 
 

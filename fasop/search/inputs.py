@@ -162,7 +162,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         may_share_by_memory=_may_share_by_memory(parallel, engine, choices, others),
         executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
-        run=replace(_whole(train, parallel, others), failures=_failures(cluster, train, training)),
+        run=replace(_whole(train, parallel, others), failures=Failures.of(cluster, train, training.model.parameters())),
         islands=train.sync_every is not None,
         may_propose_islands=train.sync_every is None and why_no_islands is None,
     )
@@ -353,10 +353,6 @@ def _whole(train: Train, parallel: Parallel, words: Sequence[str]) -> Run:
     else:
         iterations = train.last_iteration
     return Run(iterations=iterations, known=not named.isdisjoint(LENGTH))
-
-
-def _failures(cluster: Cluster, train: Train, training: Training) -> Failures | None:
-    return Failures.of(cluster, train, training.model.parameters())
 
 
 def _require_same_blocks(training: Training, cfg: DictConfig, counted: int | None) -> None:

@@ -107,6 +107,10 @@ class Run:
         """Return what an iteration of a plan takes on average, failures included."""
         return float(self.expected(plan.nodes, np.array([plan.total]))[0])
 
+    def lost(self, plan: Plan) -> float | None:
+        """Return the part of the time that failures take; None where nobody said how often nodes fail."""
+        return None if self.failures is None else 1 - plan.total / self.seconds(plan)
+
     def days(self, plan: Plan) -> float:
         return self.iterations * self.seconds(plan) / DAY
 

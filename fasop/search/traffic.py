@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from conf.schema.experiment import Precision
 from fasop.costs import sizes
 from fasop.costs.experts import layer_numbers
 from fasop.costs.hardware import NodeKind
@@ -20,7 +21,7 @@ from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import by_parameters
 from fasop.simulation.ranks.heterogeneous_stages import alone, cuts_scattered
 
-GB, FP32_BYTES = 1e9, 4
+GB = 1e9
 
 
 def dollars_per_step(plan: PlacedTraining) -> float:
@@ -38,7 +39,7 @@ def dollars_per_step(plan: PlacedTraining) -> float:
 
 def _of_common_step(islands: Sequence[PlacedTraining]) -> float:
     """Dollars for a ring of islands that sums all weights, in fp32, over the dearest link from each one to the next."""
-    size = 2 * (len(islands) - 1) / len(islands) * islands[0].training.model.parameters() * FP32_BYTES
+    size = 2 * (len(islands) - 1) / len(islands) * islands[0].training.model.parameters() * sizes.BYTES[Precision.fp32]
     hops = zip(islands, [*islands[1:], islands[0]], strict=True)
     dearest = [max(_price(a, b) for a in one.nodes for b in other.nodes) for one, other in hops]
     return size / GB * sum(dearest)

@@ -48,7 +48,7 @@ def front(plans: Sequence[Plan], run: Run, expense: Expense = COST) -> Table:
                 "nodes": str(p.parallel.node_order),
                 expense.rate: f"{expense.per_hour(p.nodes):.2f}",
                 "iteration": f"{p.total * 1e3:.1f} ms",
-                **({} if run.failures is None else {"lost": f"{1 - p.total / run.seconds(p):.1%}"}),
+                **({} if (lost := run.lost(p)) is None else {"lost": f"{lost:.1%}"}),
                 f"{expense.unit}/1000 steps": f"{1000 * expense.known(p, run):.2f}",
                 **({"of it traffic": f"{1000 * traffic[number - 1]:.2f}"} if any(traffic) else {}),
                 **(
@@ -141,7 +141,7 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
         "price_per_hour": price_per_hour(plan.nodes),
         "kwh_per_step": ENERGY.of_step(plan, run),
         "train_days": run.days(plan) if run.known else None,
-        "lost_to_failures": None if run.failures is None else 1 - plan.total / run.seconds(plan),
+        "lost_to_failures": run.lost(plan),
         "basis": plan.basis,
         "idle_gpus": idle_gpus.gpus,
         "idle_nodes": idle_gpus.where,

@@ -17,7 +17,6 @@ from launch.doctor.devices import GIB, devices, gpu_health
 from launch.doctor.findings import ALONE, Check, Fault, Level, NodeFindings, RankFindings, check
 from launch.doctor.links import interfaces, links, open_ports, reached
 from launch.node.missing_run_dir import Unseen
-from megatron_ext.contract.train_config import KINDS
 
 LEAST_PYTHON = (3, 8)
 LEAST_TORCH = (2, 0)
@@ -190,10 +189,9 @@ def _disk(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 
 
 def checkpoint_bytes(experiment: Experiment) -> int:
-    """Returns the bytes of a checkpoint: weights and what the optimizer keeps of them, fp32; 0 if none is saved."""
+    """Returns the bytes of a checkpoint; 0 if none is saved."""
     train = experiment.train
-    kinds = 1 + len(KINDS[str(train.optimizer)]) + (train.ema is not None)
-    return 4 * kinds * experiment.model.parameters() if train.checkpoint else 0
+    return train.checkpoint_bytes(experiment.model.parameters()) if train.checkpoint else 0
 
 
 def _together(case: Case) -> Iterator[Check]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -81,22 +80,6 @@ def test_a_thousand_failures_cost_within_a_tenth_of_the_best_fixed_interval(
     intervals = {max(1, round(around * 2 ** (power / 2))) for power in range(-6, 7)}
     best = min(run.lost_s(partial(run.fixed, interval)) for interval in intervals)
     assert run.lost_s(partial(run.auto, later)) < 1.1 * best
-
-
-@pytest.mark.parametrize("save_s", [0.01, 1.0, 60.0, 900.0])
-def test_the_interval_is_the_one_with_the_least_expected_time(save_s: float) -> None:
-    """Daly's whole expectation of a run with exponential failures, searched by brute force."""
-    mtbf_s = 3600.0
-
-    def expected(interval: float) -> float:
-        return (math.exp((interval + save_s) / mtbf_s) - 1) / interval
-
-    best = min(expected(save_s * 0.1 * 1.01**step) for step in range(2000) if save_s * 0.1 * 1.01**step < 20 * mtbf_s)
-    assert expected(best_interval_s(save_s, mtbf_s)) < 1.002 * best
-
-
-def test_a_run_whose_saves_take_longer_than_its_nodes_live_still_saves() -> None:
-    assert best_interval_s(1e6, 60.0) == 60.0
 
 
 def test_a_save_that_failed_is_tried_again_and_does_not_count_as_a_short_one() -> None:
