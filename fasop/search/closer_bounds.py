@@ -19,8 +19,8 @@ from fasop.search.space.candidates import Space
 
 PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
-LITTLE, MUCH = 40, 1000
-"""Work: a size that is built is 1 for orders with the same sizes of nodes. (One is about 0.05 CPU seconds.)"""
+LITTLE, MUCH = 100, 2000
+"""Work: a size that is built is 1 for orders with the same sizes of nodes. (One is about 0.01 CPU seconds.)"""
 PASSES = 2**11
 """Parts times micro-batches: of a candidate with more, simulations take too long."""
 
@@ -34,7 +34,7 @@ def closer_least(
     heap: list[tuple[float, int, Space | Bounded, int]] = [
         (bound, next(number), space, size)
         for space in spaces
-        if space.floor < enough
+        if space.least < enough
         for size, bound in enumerate(space.bounds.tolist())
         if bound < enough
     ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -138,7 +137,7 @@ def explore(
         sizes=sum(map(len, spaces)),
         searched=sum(walk.searched for walk in walks),
         climbed=sum(walk.climbed for walk in walks),
-        least=min((walk.least for walk in walks), default=np.inf),
+        least=min((space.least for space in spaces), default=np.inf),
         left=sum(walk.left for walk in walks),
     )
 
@@ -158,18 +157,6 @@ class SpaceSearch:
     @property
     def few(self) -> bool:
         return self._space.few
-
-    @cached_property
-    def _proved(self) -> Floats:
-        """[sizes]: seconds below which no plan of them is."""
-        return self._space.bounds.copy()
-
-    @property
-    def least(self) -> float:
-        """Seconds below which no plan is, proved; infinite if there is none."""
-        if not len(self._space):
-            return np.inf
-        return float(self._proved.min()) if "_proved" in vars(self) else self._space.floor
 
     def sketch(self) -> None:
         """Which sizes may have the best plan of all, those first of which the balanced partition is fastest.
@@ -227,7 +214,7 @@ class SpaceSearch:
         for number, groups in self._promising():
             if self._space.few:
                 bound = min((one.proved.min() for one in groups), default=np.inf)
-                self._proved[number] = max(self._proved[number], bound)
+                self._space.bounds[number] = bound
             for one in groups:
                 self._look_at(one)
 
@@ -248,9 +235,8 @@ class SpaceSearch:
         """The sizes that are worth it before any plan of them is known."""
         if not len(self._space) or not self._worth(self._space.floor):
             return []
-        floors = self._proved
-        worth = self._keep.worth(self._space.kinds, floors)
-        return [number for number in np.argsort(floors, kind="stable").tolist() if worth[number]]
+        worth = self._keep.worth(self._space.kinds, self._space.bounds)
+        return [number for number in np.argsort(self._space.bounds, kind="stable").tolist() if worth[number]]
 
     def _worth(self, seconds: float) -> bool:
         return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])

@@ -102,7 +102,8 @@ class Space:
 
     @cached_property
     def bounds(self) -> Floats:
-        """Seconds below which no plan of each number is, on whatever order of the nodes."""
+        """Seconds below which no plan of each number is, on whatever order of the nodes; whoever proves more of one
+        raises it."""
         least, recompute = [], self._choices.recompute
         if Recompute.none in recompute:  # to compute again takes no less
             recompute = (Recompute.none,)
@@ -113,6 +114,13 @@ class Space:
             least.append(np.min([self._bounds.of(plans, way, self.kinds) for way in ways], axis=0))
         found: Floats = np.maximum(np.concatenate(least), self.floor)
         return found
+
+    @property
+    def least(self) -> float:
+        """Seconds below which no plan is, as far as it is known; infinite if there is none."""
+        if not len(self):
+            return np.inf
+        return float(self.bounds.min()) if "bounds" in vars(self) else self.floor
 
     def _runs(self, one: Training, schedule: Schedule, chunks: int) -> bool:
         return self._choices.runs(one.parallel, schedule, chunks, one.model, one.engine)
