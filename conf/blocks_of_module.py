@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
@@ -20,6 +19,9 @@ from conf.torch_answers import run
 from megatron_ext.contract.files import digest_of_file, why
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import defined_by_user
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 LOOK = "megatron_ext.blocks"
 
@@ -149,7 +151,7 @@ def _run(words: list[str]) -> CompletedProcess[str]:
     return run(LOOK, words)
 
 
-def is_user_code(model: DictConfig) -> bool:
+def is_user_code(model: Mapping[Any, Any]) -> bool:
     """Whether a user's file defines the model of a configuration that nothing has checked."""
     return defined_by_user(str(model.get("family")).removeprefix("Family."))
 
@@ -162,6 +164,8 @@ def count_blocks(cfg: DictConfig) -> None:
     Raises:
         ConfigError: the module cannot be trained, or nothing says how many blocks it has.
     """
+    from omegaconf import OmegaConf
+
     model, partition = cfg.model, cfg.parallel.partition
     if not OmegaConf.is_missing(model, "layers") or not is_user_code(model):
         return

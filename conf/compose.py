@@ -9,21 +9,17 @@ from dataclasses import asdict, is_dataclass, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
-
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 from conf.blocks_of_module import count_blocks
-from conf.composition_cache import kept
+from conf.composition_cache import kept, kept_parts
 from conf.engine_choice import with_engine
 from conf.errors import CompositionError, ConfigError
 from conf.foreign_files import expanded
+from conf.plain import Plain, filled
 from conf.reading.own_folders import groups
 from conf.reading.user_files import Words, found_files
 from conf.reading.words import check_words, refuse_options
-from conf.reading.yaml_file import fault, load_frozen
-from conf.reading.yaml_lines import is_of, require_shapes
 from conf.run_folder.run_files import unreadable
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model
@@ -33,6 +29,9 @@ from megatron_ext.contract.models.hf_config import HfConfigError
 from megatron_ext.contract.models.images import counted_blocks
 from megatron_ext.contract.models.keys import DEPTHS
 from megatron_ext.contract.models.model import SIZES, Family, ModelConfig, family_named, family_names
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 T = TypeVar("T")
 _LACKING = re.compile(r"Missing mandatory value: (?P<key>[\w.]+)")
@@ -55,12 +54,18 @@ def to_experiment(cfg: DictConfig, words: Sequence[str] | None = None) -> Experi
     return experiment
 
 
-def to_object(cfg: DictConfig, kind: type[T], part: str | None = None) -> T:
+def to_object(cfg: DictConfig | Plain, kind: type[T], part: str | None = None) -> T:
     """A configuration, or a `part` of it, as one checked, frozen object.
 
     Raises:
         ConfigError: a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
+    if isinstance(cfg, Plain):
+        return filled(kind, cfg if part is None else cfg[part])
+    from omegaconf import OmegaConf
+
+    from conf.reading.yaml_lines import require_shapes
+
     with _values_named():
         node = cfg if part is None else cfg[part]
         require_shapes(node, kind, part or "")
@@ -74,13 +79,23 @@ def _values_named() -> Iterator[None]:
     """Raises ConfigError, with the key, for a value that is missing or refers to nothing."""
     try:
         yield
-    except MissingMandatoryValue as error:
-        raise ConfigError(_not_set(str(error.full_key))) from error
-    except InterpolationResolutionError as error:
-        if (lacking := _LACKING.search(str(error))) is not None:
-            raise ConfigError(_not_set(lacking["key"])) from error
-        key, cause = error.full_key, str(error).splitlines()[0]
-        raise ConfigError(f"{key} cannot be resolved: {cause}; give {key}=…") from error
+    except Exception as error:
+        if (said := _without_value(error)) is None:
+            raise
+        raise ConfigError(said) from error
+
+
+def _without_value(error: Exception) -> str | None:
+    from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+
+    if isinstance(error, MissingMandatoryValue):
+        return _not_set(str(error.full_key))
+    if not isinstance(error, InterpolationResolutionError):
+        return None
+    if (lacking := _LACKING.search(str(error))) is not None:
+        return _not_set(lacking["key"])
+    key, cause = error.full_key, str(error).splitlines()[0]
+    return f"{key} cannot be resolved: {cause}; give {key}=…"
 
 
 def _not_set(key: str) -> str:
@@ -97,6 +112,11 @@ def with_known_keys(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
     Raises:
         ConfigError: a key is unknown.
     """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import ConfigKeyError
+
+    from conf.reading.yaml_lines import is_of
+
     if is_of(cfg, Experiment):
         known = cfg
         OmegaConf.set_struct(known, None)
@@ -107,10 +127,10 @@ def with_known_keys(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
             from conf.hydra_errors import unknown_key  # imports Hydra
 
             raise ConfigError(unknown_key(str(error.full_key))) from error
-        known = cast(DictConfig, merged)
-    if words is not None:
+        known = cast("DictConfig", merged)
+    if words is not None and not OmegaConf.is_missing(known, "train"):
         with _values_named():
-            choose_length(known, words)
+            choose_length(known.train, words)
     if not OmegaConf.is_missing(known, "model"):
         with _values_named():
             fill_sizes(known.model)
@@ -124,6 +144,10 @@ def read_experiment(config: Path) -> Experiment:
         ConfigError: as `to_experiment`, for example because it is of another version of tdpp.
         RunFolderError: it cannot be read.
     """
+    from omegaconf.errors import OmegaConfBaseException
+
+    from conf.reading.yaml_file import fault, load_frozen
+
     try:
         loaded = load_frozen(config, Experiment)
         _require_groups(loaded)
@@ -138,6 +162,8 @@ def read_experiment(config: Path) -> Experiment:
 
 def _require_groups(cfg: DictConfig) -> None:
     """Raises ConfigError for a value in the place of a group of keys, whose key OmegaConf would not name."""
+    from omegaconf import DictConfig
+
     for key, hint in get_type_hints(Experiment).items():
         if is_dataclass(hint) and key in cfg and not isinstance(cfg[key], DictConfig):
             raise ConfigError(f"{key}={cfg[key]} must be a group of keys")
@@ -145,6 +171,8 @@ def _require_groups(cfg: DictConfig) -> None:
 
 def config_text(experiment: Experiment) -> str:
     """What `read_experiment` reads: YAML, in which a `${` of a value stands for itself and refers to nothing."""
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_yaml(OmegaConf.create(_literal(asdict(experiment))))
 
 
@@ -177,11 +205,29 @@ def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") ->
     return with_known_keys(_composed(words, config_name), words)
 
 
-def _composed(words: Sequence[str], config_name: str) -> DictConfig:
+def compose_parts(words: Sequence[str], parts: Sequence[str]) -> DictConfig | Plain:
+    """The same, of which only some parts are asked for: plain values of these, if they were composed before and are
+    whole."""
+    with _command_line_of_one(words) as found:
+        values = kept_parts(["config", *found.overrides], found.folders, parts)
+    if values is None:
+        return compose_unchecked(words)
+    if "train" in values:
+        choose_length(values.train, words)
+    return values
+
+
+@contextmanager
+def _command_line_of_one(words: Sequence[str]) -> Iterator[Words]:
     with command_line_as_given(words) as found:
         refuse_options(found.overrides)
         if of_sweeper := [word for word in found.overrides if re.match(r"[+~]*hydra[./]", word)]:
             raise ConfigError(f"{' '.join(of_sweeper)}: only 'tdpp launch' takes this option")
+        yield found
+
+
+def _composed(words: Sequence[str], config_name: str) -> DictConfig:
+    with _command_line_of_one(words) as found:
         return kept([config_name, *found.overrides], found.folders, partial(_by_hydra, config_name, found))
 
 
@@ -236,22 +282,22 @@ def _model_of(words: Sequence[str]) -> Model:
     return to_object(compose_unchecked(words), Model, "model")
 
 
-def choose_length(cfg: DictConfig, words: Sequence[str]) -> None:
-    """Takes that of the command line in the place of what files give.
+def choose_length(train: Any, words: Sequence[str]) -> None:
+    """Takes that of the command line in the place of what files give, among the keys of `train`.
 
     Raises:
         ConfigError: one place gives two.
     """
-    if OmegaConf.is_missing(cfg, "train") or cfg.train is None:
+    if train is None:
         return
     named = {word.partition("=")[0].lstrip("+") for word in words}
-    on_line = [key for key in LENGTHS if f"train.{key}" in named and _given(cfg.train, key)]
+    on_line = [key for key in LENGTHS if f"train.{key}" in named and _given(train, key)]
     for key in LENGTHS if on_line else ():
         if key not in on_line:
-            cfg.train[key] = None
-    given = [key for key in LENGTHS if _given(cfg.train, key)]
+            train[key] = None
+    given = [key for key in LENGTHS if _given(train, key)]
     if len(given) > 1:
-        values = " and ".join(f"train.{key}={cfg.train[key]}" for key in given)
+        values = " and ".join(f"train.{key}={train[key]}" for key in given)
         rest = " ".join(f"train.{key}=null" for key in given[:-1])
         raise ConfigError(
             f"{values} {'both' if len(given) == 2 else 'all'} set the length of the training; give one of them, or if "
@@ -259,8 +305,8 @@ def choose_length(cfg: DictConfig, words: Sequence[str]) -> None:
         )
 
 
-def _given(train: DictConfig, key: str) -> bool:
-    return not OmegaConf.is_missing(train, key) and train.get(key) is not None
+def _given(train: Any, key: str) -> bool:
+    return train.get(key) is not None
 
 
 def fill_sizes(model: DictConfig) -> None:
@@ -268,6 +314,8 @@ def fill_sizes(model: DictConfig) -> None:
 
     Only what has no value yet; what is wrong with the other keys is for the schema to say.
     """
+    from omegaconf import OmegaConf
+
     name = str(model.get("family")).removeprefix("Family.")
     if name not in family_names():
         return
@@ -283,6 +331,8 @@ def fill_sizes(model: DictConfig) -> None:
 
 def _fill_from_file(family: Family, model: DictConfig) -> None:
     """Raises ConfigError if no file is given, or it cannot be read, or lacks a size that nothing else gives."""
+    from omegaconf import OmegaConf
+
     lacking = [key for key in FROM_FILE if OmegaConf.is_missing(model, key)]
     if not lacking:
         return

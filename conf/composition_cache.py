@@ -1,4 +1,5 @@
-"""What Hydra has composed before, from the user's cache: a fifth of the time, and Hydra is not even imported.
+"""What Hydra has composed and what files say, from the user's cache: a fifth of the time, and neither Hydra nor, for
+plain values, OmegaConf is even imported.
 
 An entry is found by what decides where Hydra looks: the words, the folders, the code and its libraries. It counts only
 if every file and folder that Hydra looked up is what it was then; contents are compared, not times.
@@ -13,17 +14,21 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, is_dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from omegaconf import Container, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
+from conf.plain import Plain, filled
 from conf.reading.files import PREFIX
 from conf.reading.own_folders import SHIPPED
-from conf.schema.experiment import Experiment
-from megatron_ext.contract.files import user_cache, write_atomic
+from megatron_ext.contract.files import digest_of_file, user_cache, write_atomic
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+T = TypeVar("T")
 
 VARIES = "varies"
 """The state of a file whose meaning may change though its content does not."""
@@ -32,8 +37,10 @@ _RESOLVER = re.compile(r"\$\{[^{}]*:")
 """`${oc.env:HOME}` and its like: Hydra may ask the machine while it composes."""
 _MOST_ENTRIES = 512
 _LIBRARIES = ("hydra", "omegaconf")
-_CODE = (SHIPPED, SHIPPED.parent / "megatron_ext" / "contract")
-"""Whose classes the schema is made of, and which reads the files."""
+_CODE = tuple(SHIPPED.parent / name for name in ("conf", "megatron_ext/contract", "fasop/costs/profiles"))
+"""Whose classes the schema and profiles are made of, and which reads the files."""
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError)
+"""What an entry raises that is none."""
 
 
 def state_of(path: Path) -> str:
@@ -51,7 +58,7 @@ def asks_the_machine(text: str) -> bool:
     return _RESOLVER.search(text) is not None
 
 
-Make = Callable[[], tuple[DictConfig, Mapping[Path, str]]]
+Make = Callable[[], tuple["DictConfig", Mapping[Path, str]]]
 """Returns a configuration, and the paths that Hydra looked up for it in their states before."""
 
 
@@ -61,28 +68,95 @@ def kept(words: Sequence[str], folders: Sequence[Path], make: Make) -> DictConfi
     `words` and `folders` are all that it depends on but for these paths and the code. A cache that cannot be read or
     written only costs time.
     """
+    entry = _entry_of(words, folders)
+    if (known := _known(entry)) is not None and (built := _built(known)) is not None:
+        return built
+    made, looked_up = make()
+    if entry is not None:
+        _keep(entry, made, looked_up)
+    return made
+
+
+def kept_values(words: Sequence[str], folders: Sequence[Path], make: Make) -> dict[str, Any]:
+    """The same as plain values, with enumerations by name."""
+    if (known := _known(_entry_of(words, folders))) is not None:
+        values: dict[str, Any] = known["values"]
+        return values
+    from omegaconf import OmegaConf
+
+    made: Any = OmegaConf.to_container(kept(words, folders, make), enum_to_str=True)
+    assert isinstance(made, dict)
+    return made
+
+
+def kept_parts(words: Sequence[str], folders: Sequence[Path], parts: Sequence[str]) -> Plain | None:
+    """Parts of the configuration that `kept` has for these, if it is an `Experiment`, and no value of them is missing
+    or refers to another one; else None."""
+    known = _known(_entry_of(words, folders))
+    if known is None or not known["structured"]:
+        return None
+    found = {part: known["values"].get(part) for part in parts}
+    text = json.dumps(found)
+    if "${" in text or "???" in text or not all(isinstance(part, dict) for part in found.values()):
+        return None
+    return Plain({part: Plain(values) for part, values in found.items()})
+
+
+def kept_object(kind: type[T], path: Path, make: Callable[[], T]) -> T:
+    """What `make` returns, a frozen object of a class of the schema, which depends on the content of a file alone."""
+    try:
+        state = digest_of_file(path)
+    except (OSError, ValueError):
+        return make()
+    entry = _entry_of([kind.__qualname__, state], [])
+    if (known := _known(entry)) is not None:
+        return filled(kind, known["values"])
+    made = make()
+    assert is_dataclass(made) and not isinstance(made, type)
+    with suppress(*_DAMAGED):
+        values = json.loads(json.dumps(asdict(made)))
+        if entry is not None and filled(kind, values) == made and state_of(path) == state:
+            _write(entry, {"values": values, "looked_up": []})
+    return made
+
+
+def _entry_of(words: Sequence[str], folders: Sequence[Path]) -> Path | None:
+    """Where it is kept; None if it may not be."""
     folder = user_cache() / "composed"
     passing = any(path.name.startswith(PREFIX) for path in folders)
     if passing or not folder.is_absolute() or any(map(asks_the_machine, words)):
-        return make()[0]
-    entry = folder / f"{_key(words, folders)}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError, OmegaConfBaseException):  # a damaged one
-        known = json.loads(entry.read_text(encoding="utf-8"))
+        return None
+    return folder / f"{_key(words, folders)}.json"
+
+
+def _known(entry: Path | None) -> dict[str, Any] | None:
+    """What an entry holds, if it counts."""
+    if entry is None:
+        return None
+    with suppress(*_DAMAGED):
+        known: dict[str, Any] = json.loads(entry.read_text(encoding="utf-8"))
         if known["digest"] == _digest(known) and _unchanged({Path(path): state for path, state in known["looked_up"]}):
-            return _built(known)
-    made, looked_up = make()
-    with suppress(OSError, ValueError, TypeError, OmegaConfBaseException):  # of values that are not JSON's
+            return known
+    return None
+
+
+def _keep(entry: Path, made: DictConfig, looked_up: Mapping[Path, str]) -> None:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from conf.schema.experiment import Experiment
+
+    with suppress(*_DAMAGED, OmegaConfBaseException):  # of values that are not JSON's
         known = {
             "structured": made._metadata.object_type is Experiment,
             "struct": made._get_node_flag("struct"),
             "values": OmegaConf.to_container(made, enum_to_str=True),
             "looked_up": [(str(path), state) for path, state in looked_up.items()],
         }
-        text = json.dumps({**known, "digest": _digest(known)})
-        same = [*_nodes(_built(json.loads(text)))] == [*_nodes(made)]
+        again = _built(json.loads(json.dumps(known)))
+        same = again is not None and [*_nodes(again)] == [*_nodes(made)]
         if same and _unchanged(looked_up):  # since Hydra read them, too
-            _write(entry, text)
-    return made
+            _write(entry, known)
 
 
 def _digest(known: Mapping[str, Any]) -> str:
@@ -90,16 +164,27 @@ def _digest(known: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _built(known: Mapping[str, Any]) -> DictConfig:
-    built: DictConfig = OmegaConf.create(known["values"])
-    if known["structured"]:
-        built = OmegaConf.unsafe_merge(OmegaConf.structured(Experiment), built)  # type: ignore[assignment]
-    OmegaConf.set_struct(built, known["struct"])
-    return built
+def _built(known: Mapping[str, Any]) -> DictConfig | None:
+    """The configuration of these values; None if they are none."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from conf.schema.experiment import Experiment
+
+    with suppress(*_DAMAGED, OmegaConfBaseException):
+        built: Any = OmegaConf.create(known["values"])
+        if known["structured"]:
+            built = OmegaConf.unsafe_merge(OmegaConf.structured(Experiment), built)
+        OmegaConf.set_struct(built, known["struct"])
+        assert isinstance(built, DictConfig)
+        return built
+    return None
 
 
 def _nodes(node: Any, key: object = None) -> Iterator[tuple[object, ...]]:
     """All that a configuration consists of, node by node."""
+    from omegaconf import Container
+
     about, content = node._metadata, node._content if isinstance(node, Container) else node._value()
     inner = content if isinstance(content, dict | list) else None
     yield key, type(node), content if inner is None else len(inner), about.ref_type, about.object_type
@@ -114,10 +199,15 @@ def _unchanged(looked_up: Mapping[Path, str]) -> bool:
 
 
 def _key(words: Sequence[str], folders: Sequence[Path]) -> str:
-    libraries = [Path(spec.origin) for name in _LIBRARIES if (spec := find_spec(name)) and spec.origin]
-    stamps = [(str(path), found.st_mtime_ns, found.st_size) for path, found in _stats([*_sources(), *libraries])]
-    everything = (sys.version, list(words), [str(folder.absolute()) for folder in folders], stamps)
+    everything = (sys.version, list(words), [str(folder.absolute()) for folder in folders], _stamps())
     return hashlib.sha256(repr(everything).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@cache
+def _stamps() -> list[tuple[str, int, int]]:
+    """Paths, times and sizes of the code, which is what this process has read."""
+    libraries = [Path(spec.origin) for name in _LIBRARIES if (spec := find_spec(name)) and spec.origin]
+    return [(str(path), found.st_mtime_ns, found.st_size) for path, found in _stats([*_sources(), *libraries])]
 
 
 def _sources() -> Iterator[Path]:
@@ -132,9 +222,9 @@ def _stats(paths: Sequence[Path]) -> Iterator[tuple[Path, os.stat_result]]:
             yield path, path.stat()
 
 
-def _write(entry: Path, content: str) -> None:
+def _write(entry: Path, known: Mapping[str, Any]) -> None:
     entry.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_atomic(entry, content, durable=False, mode=0o600)
+    write_atomic(entry, json.dumps({**known, "digest": _digest(known)}), durable=False, mode=0o600)
     entries = [Path(one) for one in os.scandir(entry.parent)]
     if len(entries) > _MOST_ENTRIES:
         for path, _ in sorted(_stats(entries), key=lambda one: one[1].st_mtime)[: _MOST_ENTRIES // 4]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
 from conf.schema.containers import ContainerKind
 from conf.schema.engine import EngineKind
 from conf.schema.experiment import Experiment
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 Made = tuple[Experiment, str | None]
 """An experiment, and in words what was chosen of it."""
@@ -26,6 +28,8 @@ def with_engine(cfg: DictConfig, make: Callable[[DictConfig], Made]) -> Made:
     Raises:
         ConfigError: a rule is broken with every engine, or the only one that can is not installed.
     """
+    from omegaconf import OmegaConf
+
     if OmegaConf.select(cfg, "engine.kind", default=None) != EngineKind.auto:
         return make(cfg)
     made: dict[EngineKind, Made] = {}

@@ -15,19 +15,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING, Any
 
 from conf.compose import command_line, command_line_as_given, with_texts
-from conf.composition_cache import kept, state_of
+from conf.composition_cache import kept_values, state_of
 from conf.errors import CompositionError, ConfigError, TdppError
 from conf.foreign_files import READERS
 from conf.reading.own_folders import SHIPPED, groups
 from conf.reading.user_files import Words, config_dirs
 from conf.reading.words import CONFIG_DIR
-from conf.reading.yaml_file import load_yaml
-from conf.reading.yaml_lines import Lines, parts_of
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from conf.reading.yaml_lines import Lines
 
 _MENTION = re.compile(r"(?<![\w./@+~-])(?P<key>[a-z_][\w.\[\]<>*-]*)(?P<after>=| is not set)?")
 """What may be a key in a message, and what follows."""
@@ -104,6 +105,7 @@ def _sources(found: Words) -> list[Source]:
     from hydra.types import RunMode
 
     from conf.hydra_errors import file_of
+    from conf.reading.yaml_lines import parts_of
 
     words = replace(found, overrides=tuple(filter(_chooses, found.overrides)))
     listed = GlobalHydra.instance().config_loader().compute_defaults_list("config", words.all, RunMode.RUN).defaults
@@ -131,6 +133,7 @@ def _untracked() -> set[Path]:
 def _places(message: str, sources: Sequence[Source], given: set[str]) -> str:
     """`FILE, lines 3 and 5: `, for the keys in a message that are not among those `given`; empty without any."""
     from conf.hydra_errors import shown
+    from conf.reading.yaml_lines import Lines, parts_of
 
     of_file = {source.path: Lines.read(source.path) for source in sources}
     lines: dict[str, set[int]] = {}
@@ -200,8 +203,7 @@ def defaults_taken(words: Sequence[str], composed: object, keys: Sequence[str]) 
     choices = [word for key, word in given.items() if key in groups()]
     try:
         with command_line_as_given([*(f"--config-dir={folder}" for folder in folders), *choices]) as found:
-            own = kept([_UNDECIDED, *found.overrides], found.folders, partial(_undecided, found))
-            chosen = OmegaConf.to_container(own)
+            chosen = kept_values([_UNDECIDED, *found.overrides], found.folders, partial(_undecided, found))
     except ConfigError:  # files that rely on what the demo has
         return None
     if getattr(getattr(composed, "model", None), "code", None) is not None:  # a module brings its data
@@ -221,6 +223,7 @@ def _undecided(found: Words) -> tuple[DictConfig, Mapping[Path, str]]:
     from hydra.core.config_store import ConfigStore
 
     from conf.hydra_files import composed
+    from conf.reading.yaml_file import load_yaml
 
     begins = SHIPPED / "config.yaml"
     state = state_of(begins)

@@ -37,7 +37,7 @@ ROOMS = {
 FLOORS = {
     "conf": [
         *(
-            "visible",
+            "visible plain",
             "errors",
             "utf8 torch_answers",
             "run_folder",

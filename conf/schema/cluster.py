@@ -8,12 +8,10 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.reading.own_folders import is_file
 from conf.schema.values import links, ranges, sbatch
-from conf.schema.values.ranges import config
+from conf.schema.values.ranges import MISSING, config
 from conf.schema.values.topology import Leaf, uplinks
 from conf.visible import without_passwords
 from megatron_ext.contract.keys import Range, from_0, option, positive

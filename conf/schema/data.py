@@ -7,11 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, field
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema.values import ranges
-from conf.schema.values.ranges import config
+from conf.schema.values.ranges import MISSING, config
 from megatron_ext.contract import plan_parts
 from megatron_ext.contract.keys import PART, Range, between, option, positive
 from megatron_ext.contract.models.model import IMAGES, family_named

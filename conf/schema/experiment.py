@@ -9,8 +9,6 @@ from dataclasses import field, replace
 from enum import StrEnum
 from typing import Any
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema import containers
 from conf.schema.adapt import Adapt, Elastic
@@ -27,7 +25,7 @@ from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.islands import naming
 from conf.schema.values.partition import NodeOrder, Partition
-from conf.schema.values.ranges import config
+from conf.schema.values.ranges import MISSING, config
 from megatron_ext.contract.keys import Range, from_0, option
 from megatron_ext.contract.parallel_config import Compress, Offload, Recompute, ReduceDtype, Schedule, Shards
 

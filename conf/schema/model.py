@@ -8,11 +8,9 @@ from enum import StrEnum
 from functools import lru_cache, partial
 from typing import Any
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema.values import ranges
-from conf.schema.values.ranges import config, divides
+from conf.schema.values.ranges import MISSING, config, divides
 from conf.visible import plural
 from megatron_ext.contract.keys import Range, option, shown
 from megatron_ext.contract.models import keys

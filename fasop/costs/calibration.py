@@ -6,12 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from omegaconf import MISSING, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
 from conf.errors import ConfigError
-from conf.reading.yaml_file import fault, load_yaml
-from conf.schema.values.ranges import config
+from conf.schema.values.ranges import MISSING, config
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.errors import SearchError
 
@@ -30,6 +26,8 @@ class Calibration:
 
     def text(self) -> str:
         """A file that `read_calibration` reads."""
+        from omegaconf import OmegaConf
+
         groups = {
             name: {term: round(value, 4) for term, value in asdict(factors).items()}
             for name, factors in self.groups.items()
@@ -60,6 +58,11 @@ def read_calibration(path: Path) -> Calibration:
     Raises:
         SearchError: it cannot be read, or is none.
     """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    from conf.reading.yaml_file import fault, load_yaml
+
     way_out = "'tdpp search validate=RUN calibrate=FILE' makes one"
     try:
         calibration = OmegaConf.to_object(

@@ -12,19 +12,18 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice, zip_longest
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING
 
 from conf.blocks_of_module import Asked, blocks_of, can_look, is_user_code
-from conf.compose import compose_unchecked, to_object
+from conf.compose import compose_parts, compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
+from conf.plain import Plain
 from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Offload, Parallel, Train
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.parallelism import Parallelism
-from fasop.costs.profiles.by_name import with_profile
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
@@ -44,6 +43,9 @@ from megatron_ext.contract.parallel_config import (
 from megatron_ext.contract.rules.islands import WHY_NOT
 from megatron_ext.contract.rules.memory import broken_by_offload
 
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.context=1"),
     *("parallel.partition=null", "parallel.micro_batch_size=1", "parallel.schedule=one_f_one_b", "parallel.chunks=1"),
@@ -52,6 +54,8 @@ PLAIN = (
 """In the place of a configured plan, so that nothing of it can contradict the batch."""
 
 
+PARTS = ("cluster", "model", "parallel", "train", "engine", "executor")
+"""Parts of a configuration: all that a search reads where no user's file defines the model."""
 LENGTH = ("train.iterations", "train.samples")
 
 
@@ -90,14 +94,18 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         ConfigError: a value is missing, or a rule of a part is broken.
     """
     given, others = split(overrides)
+    words = [*others, *PLAIN]
     try:
-        cfg = compose_unchecked([*others, *PLAIN])
+        cfg = compose_parts(words, PARTS)
+        whole = None if profile is None and not is_user_code(cfg.model) else compose_unchecked(words)
     except ConfigError as error:
         raise SearchError("\n".join([str(error), *_meant(others)])) from error
-    if profile is not None:
-        cfg, _ = with_profile(cfg, profile, others)
+    if whole is not None:
+        from fasop.costs.profiles.by_name import with_profile
+
+        cfg = whole if profile is None else with_profile(whole, profile, others)[0]
     of_module = is_user_code(cfg.model)
-    counted = cfg.model.get("layers") if of_module and not OmegaConf.is_missing(cfg.model, "layers") else None
+    counted = cfg.model.get("layers") if of_module else None
     if of_module:
         cfg.model.layers = 1  # its profile knows how many
     for key, nothing in (("zero", None), ("offload", "none"), ("recompute", "none")):
@@ -355,7 +363,7 @@ def _whole(train: Train, parallel: Parallel, words: Sequence[str]) -> Run:
     return Run(iterations=iterations, known=not named.isdisjoint(LENGTH))
 
 
-def _require_same_blocks(training: Training, cfg: DictConfig, counted: int | None) -> None:
+def _require_same_blocks(training: Training, cfg: DictConfig | Plain, counted: int | None) -> None:
     """Raises SearchError if a profile has other blocks of a module than it has now, as far as this machine can tell."""
     model = training.model
     if counted is not None and counted != model.layers:

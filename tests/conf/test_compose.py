@@ -133,7 +133,7 @@ def test_what_hydra_has_merged_into_the_schema_is_as_if_merged_anew(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = compose(words)
-    monkeypatch.setattr("conf.compose.is_of", lambda *_: False)
+    monkeypatch.setattr("conf.reading.yaml_lines.is_of", lambda *_: False)
     assert compose(words) == quick
 
 

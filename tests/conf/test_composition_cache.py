@@ -9,10 +9,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig, OmegaConf
 
 from conf import composition_cache, hydra_files
-from conf.compose import compose, compose_unchecked
+from conf.compose import compose, compose_parts, compose_unchecked, to_object
+from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
+from conf.plain import Plain
+from conf.reading.user_files import choices
+from conf.schema.parallel import Parallel
+from conf.schema.train import Train
+from fasop.costs.profiles.files import read_profile
+from fasop.search.inputs import PARTS
 from tests.support import ROOT
 from tests.support.composing import COMPOSED
 
@@ -165,3 +173,57 @@ def test_the_cache_has_an_end(cache: Path, monkeypatch: pytest.MonkeyPatch):
     for seed in range(7):
         COMPOSED([f"train.seed={seed}"], "config")
     assert 0 < len([*cache.iterdir()]) <= 4
+
+
+@pytest.mark.parametrize("experiment", [name for name in choices("experiment", ()) if "/" not in name])
+def test_plain_values_make_the_objects_that_omegaconf_makes(experiment: str):
+    words = [f"experiment={experiment}", "parallel.partition=null"]
+    composed = compose_unchecked(words)
+    plain = compose_parts(words, PARTS)
+    model = COMPOSED(words, "config").model
+    lacking = any(OmegaConf.is_missing(model, key) for key in model)
+    assert isinstance(plain, DictConfig if lacking else Plain)
+    for part in PARTS:
+        kind = OmegaConf.get_type(composed, part)
+        assert to_object(plain, kind, part) == to_object(composed, kind, part)
+
+
+def test_plain_values_keep_the_rules_and_one_length_of_the_training():
+    words = ["experiment=seed_a10x8", "train.samples=640"]
+    for _ in range(2):
+        train = to_object(compose_parts(words, PARTS), Train, "train")
+        assert (train.samples, train.iterations) == (640, None)
+        for more in (["train.iterations=7"], ["parallel.micro_batch_size=0"]):
+            with pytest.raises(ConfigError, match=r"train.iterations=7|micro_batch_size=0 must be"):
+                to_object(compose_parts([*words, *more], PARTS), Parallel, "parallel")
+
+
+def test_a_search_that_was_composed_before_imports_no_omegaconf():
+    script = (
+        "import sys; from launch.commands import search; "
+        "search.main(['experiment=seed_a10x8', 'parallel.schedule=one_f_one_b', 'leave_out=false', 'by_stage=false']); "
+        "print(*[name for name in ('hydra', 'omegaconf', 'yaml') if name in sys.modules])"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    *table, imported = runs[0].splitlines()
+    assert imported == "hydra omegaconf yaml"
+    assert runs[1].splitlines() == [*table, ""]
+
+
+def test_a_profile_is_kept_by_its_content(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "mine.yaml"
+    text = (ROOT / "fasop" / "profiles" / "a10.yaml").read_text()
+    file.write_text(text)
+    first = read_profile(str(file))
+    assert len([*cache.iterdir()]) == 1
+    monkeypatch.setattr("conf.reading.yaml_file.load_yaml", None)
+    assert read_profile(str(file)) == first
+    monkeypatch.undo()
+    file.write_text(text.replace("hidden: 1600", "hidden: 3200"))
+    assert read_profile(str(file)) != first
+    file.write_text("models: [")
+    with pytest.raises(ConfigError, match=r"mine.yaml.*not YAML"):
+        read_profile(str(file))

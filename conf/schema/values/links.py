@@ -12,11 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from conf.errors import ConfigError
-from conf.reading.yaml_file import fault, load_yaml
 from conf.schema.values.ranges import check_number
 from conf.visible import plural
 from megatron_ext.contract.keys import Range, from_0, positive
@@ -67,6 +63,11 @@ def from_file(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read.
     """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from conf.reading.yaml_file import fault, load_yaml
+
     try:
         return cast(dict[str, Any], OmegaConf.to_container(load_yaml(Path(name), dict[str, Any]), resolve=True))
     except ConfigError as error:

@@ -11,6 +11,8 @@ from conf.errors import ConfigError
 from megatron_ext.contract.keys import Range, ranges_of
 
 T = TypeVar("T")
+MISSING: Any = "???"
+"""The value of a key that must be given, as OmegaConf spells it."""
 MOST_LAYERS = 10_000
 """The most layers of a model."""
 MOST_NODES = 2**16

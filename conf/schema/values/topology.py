@@ -9,11 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from typing import Any, NamedTuple
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema.values.links import check_group
-from conf.schema.values.ranges import check, config
+from conf.schema.values.ranges import MISSING, check, config
 from megatron_ext.contract.keys import option, positive
 
 KEY = "cluster.topology"

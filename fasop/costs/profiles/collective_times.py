@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from enum import StrEnum, unique
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
-from conf.schema.values.ranges import config
+from conf.schema.values.ranges import MISSING, config
 
 
 @unique

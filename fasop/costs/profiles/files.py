@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
+from conf.composition_cache import kept_object
 from conf.errors import ConfigError
 from conf.reading.own_folders import PROFILES, SUFFIX, is_file, own_folders, path_of
-from conf.reading.yaml_file import fault, load_yaml
 from fasop.costs.profiles.profile import LayerProfile
 
 FOLDER = Path(__file__).parents[2] / "profiles"
@@ -34,6 +32,15 @@ def read_profile(name: str) -> LayerProfile:
         ConfigError: it does not exist, is not one, or holds what cannot be.
     """
     path = profile_path(name)
+    return kept_object(LayerProfile, path, partial(_read, path, name))
+
+
+def _read(path: Path, name: str) -> LayerProfile:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+    from conf.reading.yaml_file import fault, load_yaml
+
     try:
         keys = load_yaml(path, LayerProfile)
         profile = OmegaConf.to_object(OmegaConf.unsafe_merge(OmegaConf.structured(LayerProfile), keys))

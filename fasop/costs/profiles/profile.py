@@ -8,11 +8,9 @@ from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema.experiment import Engine, EngineKind, Gpu, Model, Precision
-from conf.schema.values.ranges import config
+from conf.schema.values.ranges import MISSING, config
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.profiles.collective_times import CollectiveTimes, check_collectives

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 
-from omegaconf import MISSING
-
 from conf.errors import ConfigError
 from conf.schema.experiment import Precision
-from conf.schema.values.ranges import config
+from conf.schema.values.ranges import MISSING, config
 
 
 @config
