@@ -14,6 +14,57 @@ cdef enum:
     FORWARD = 0
     WEIGHT = 3
 
+cdef extern from *:
+    """
+    /* Actions of LANES pipelines at once. Compilers do not turn a loop with a maximum into vector instructions by
+       themselves, and each processor is the fastest with the widest vectors that it has. */
+    #define LANES 8
+    #define REPLAY(NAME, WIDTH, TARGET) \
+    typedef double NAME##_some __attribute__((vector_size(8 * WIDTH), aligned(8), may_alias)); \
+    typedef long long NAME##_mask __attribute__((vector_size(8 * WIDTH))); \
+    TARGET static void NAME(const int *action, Py_ssize_t count, int parts, int stages, double *now, \
+                            const double *compute, double *messages, const double *send, double *link_free, \
+                            const double *busy, const int *link) { \
+        for (; count; count--, action += 5) { \
+            int kind = action[0], stage = action[1], part = action[2], lane, way = kind != 0; \
+            const double *waits = action[3] < 0 ? now + LANES * stage : messages + LANES * action[3]; \
+            double *queue = link ? link_free + LANES * link[way * stages + stage] : 0; \
+            for (lane = 0; lane < LANES; lane += WIDTH) { \
+                NAME##_some done = *(NAME##_some *)(now + LANES * stage + lane); \
+                NAME##_some other = *(const NAME##_some *)(waits + lane); \
+                NAME##_mask later = other > done; \
+                done = (NAME##_some)((later & (NAME##_mask)other) | (~later & (NAME##_mask)done)); \
+                done += *(const NAME##_some *)(compute + LANES * (kind * parts + part) + lane); \
+                *(NAME##_some *)(now + LANES * stage + lane) = done; \
+                if (action[4] < 0) \
+                    continue; \
+                if (link) { \
+                    other = *(NAME##_some *)(queue + lane); \
+                    later = other > done; \
+                    done = (NAME##_some)((later & (NAME##_mask)other) | (~later & (NAME##_mask)done)); \
+                    *(NAME##_some *)(queue + lane) = \
+                        done + *(const NAME##_some *)(busy + LANES * (way * parts + part) + lane); \
+                } \
+                *(NAME##_some *)(messages + LANES * action[4] + lane) = \
+                    done + *(const NAME##_some *)(send + LANES * (way * stages + stage) + lane); \
+            } \
+        } \
+    }
+    REPLAY(replay_by_2, 2, )
+    #ifdef __x86_64__
+    REPLAY(replay_by_4, 4, __attribute__((target("avx2"))))
+    REPLAY(replay_by_8, 8, __attribute__((target("avx512f"))))
+    #define REPLAYED (__builtin_cpu_supports("avx512f") ? replay_by_8 : \
+                      __builtin_cpu_supports("avx2") ? replay_by_4 : replay_by_2)
+    #else
+    #define REPLAYED replay_by_2
+    #endif
+    """
+    enum:
+        LANES
+    void REPLAYED(const int *, Py_ssize_t, int, int, double *, const double *, double *, const double *, double *,
+                  const double *, const int *) noexcept
+
 
 def ordered(lists, int chunks):
     """The actions of all stages in an order in which each can be done, and the number of slots of their messages.
@@ -72,10 +123,6 @@ def ordered(lists, int chunks):
             if rows[found, own] >= 0:
                 rows[found, own] = rows[found, own] * depth + m
     return np.asarray(rows), 2 * parts * depth
-
-
-cdef enum:
-    TOGETHER = 8
 
 
 cdef class _Pipeline:
@@ -145,7 +192,7 @@ cdef class _Pipeline:
 
 
 cdef class _Together:
-    """Several pipelines at once, which take hardly longer than one: [rows, TOGETHER] each."""
+    """Several pipelines at once, which take hardly longer than one: [rows, LANES] each."""
 
     cdef int stages, parts, queues
     cdef double[:, ::1] compute, send, busy, now, messages, free
@@ -154,7 +201,7 @@ cdef class _Together:
     def __init__(self, int stages, int parts, int slots, link):
         self.stages, self.parts, self.queues = stages, parts, link is not None
         self.compute, self.send, self.busy, self.now, self.messages, self.free = (
-            np.zeros((rows, TOGETHER)) for rows in (4 * parts, 2 * stages, 2 * parts, stages, slots, 2 * stages)
+            _lanes(rows) for rows in (4 * parts, 2 * stages, 2 * parts, stages, slots, 2 * stages)
         )
         self.link = np.zeros((2, stages), np.intc) if link is None else link
 
@@ -182,38 +229,19 @@ cdef class _Together:
 
     cdef void replay(self, const int[:, ::1] actions) noexcept:
         """As `_Pipeline.replay` does, without notes."""
-        cdef Py_ssize_t number, lane
-        cdef int kind, stage, part, way
-        cdef double begin
-        cdef double *here
-        cdef double *other
-        cdef double *free
-        cdef double *takes
-        cdef double *holds
         self.free[:] = -INFINITY
-        for number in range(actions.shape[0]):
-            kind, stage, part = actions[number, 0], actions[number, 1], actions[number, 2]
-            here, takes = &self.now[stage, 0], &self.compute[kind * self.parts + part, 0]
-            if actions[number, 3] >= 0:
-                other = &self.messages[actions[number, 3], 0]
-                for lane in range(TOGETHER):
-                    here[lane] = (other[lane] if other[lane] > here[lane] else here[lane]) + takes[lane]
-            else:
-                for lane in range(TOGETHER):
-                    here[lane] += takes[lane]
-            if kind == WEIGHT:
-                continue
-            way = 0 if kind == FORWARD else 1
-            other, takes = &self.messages[actions[number, 4], 0], &self.send[way * self.stages + stage, 0]
-            if not self.queues:
-                for lane in range(TOGETHER):
-                    other[lane] = here[lane] + takes[lane]
-                continue
-            free, holds = &self.free[self.link[way, stage], 0], &self.busy[way * self.parts + part, 0]
-            for lane in range(TOGETHER):
-                begin = free[lane] if free[lane] > here[lane] else here[lane]
-                free[lane] = begin + holds[lane]
-                other[lane] = begin + takes[lane]
+        REPLAYED(
+            &actions[0, 0], actions.shape[0], self.parts, self.stages, &self.now[0, 0], &self.compute[0, 0],
+            &self.messages[0, 0], &self.send[0, 0], &self.free[0, 0], &self.busy[0, 0],
+            &self.link[0, 0] if self.queues else NULL,
+        )
+
+
+def _lanes(int rows):
+    """[rows, LANES], where vectors of all lanes begin with a line of the cache."""
+    space = np.zeros(LANES * (rows + 1))
+    first = -space.ctypes.data % (8 * LANES) // 8
+    return space[first : first + LANES * rows].reshape(rows, LANES)
 
 
 def ends(
@@ -244,12 +272,12 @@ def ends(
             found[:, column] = one.now
         return np.asarray(found)
     some = _Together(stages, parts, slots, link)
-    for column in range(0, pipelines, TOGETHER):
-        for lane in range(TOGETHER):
+    for column in range(0, pipelines, LANES):
+        for lane in range(LANES):
             some.load(lane, compute, send, start, busy, min(column + lane, pipelines - 1))
         some.replay(actions)
         for stage in range(stages):
-            for lane in range(min(TOGETHER, pipelines - column)):
+            for lane in range(min(LANES, pipelines - column)):
                 found[stage, column + lane] = some.now[stage, lane]
     return np.asarray(found)
 
@@ -273,9 +301,9 @@ def moved(
     cdef _Together some = _Together(stages, parts, slots, link)
     cdef double own, last, ends
     cdef double[::1] found = np.empty(moves)
-    for move in range(0, moves, TOGETHER):
-        for lane in range(TOGETHER):
-            number, before = min(move + lane, moves - 1), move + lane - TOGETHER
+    for move in range(0, moves, LANES):
+        for lane in range(LANES):
+            number, before = min(move + lane, moves - 1), move + lane - LANES
             column, off, onto = owner[number], source[number] % stages, target[number] % stages
             if move and owner[before] == column:
                 some.change(lane, compute[1], source[before], column)
@@ -289,7 +317,7 @@ def moved(
             if off != onto:
                 some.now[off, lane], some.now[onto, lane] = start[0, off, column], start[2, onto, column]
         some.replay(actions)
-        for lane in range(min(TOGETHER, moves - move)):
+        for lane in range(min(LANES, moves - move)):
             number = move + lane
             column, off, onto = owner[number], source[number] % stages, target[number] % stages
             last, ends = -INFINITY, -INFINITY
@@ -441,7 +469,7 @@ def column_ends(
     cdef const double *takes
     cdef const double *holds
     cdef double[:, :, ::1] now = np.array(start)
-    cdef double[:, ::1] arrives = np.empty((messages, TOGETHER)), free_from = np.empty((2 * start.shape[1], TOGETHER))
+    cdef double[:, ::1] arrives = np.empty((messages, LANES)), free_from = np.empty((2 * start.shape[1], LANES))
     for block in range(start.shape[0]):
         free_from[:] = 0
         for number in range(steps.shape[0]):
@@ -449,17 +477,17 @@ def column_ends(
             here = &now[block, rank, 0]
             if does < RECEIVE:
                 takes = &compute[block, row[rank], does, 0]
-                for column in range(TOGETHER):
+                for column in range(LANES):
                     here[column] += takes[column]
             elif does == RECEIVE:
                 there = &arrives[steps[number, 2], 0]
-                for column in range(TOGETHER):
+                for column in range(LANES):
                     here[column] = there[column] if there[column] > here[column] else here[column]
             else:
                 way = does - SEND_FORWARD
                 there, free = &arrives[steps[number, 2], 0], &free_from[link[way, rank], 0]
                 takes, holds = &send[block, row[rank], way, 0], &busy[block, row[rank], way, 0]
-                for column in range(TOGETHER):
+                for column in range(LANES):
                     leaves = here[column] if here[column] > free[column] else free[column]
                     free[column] = leaves + holds[column]
                     there[column] = leaves + takes[column]
