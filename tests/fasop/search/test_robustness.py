@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -39,6 +40,46 @@ def test_a_slower_group_takes_as_long_as_a_cluster_whose_group_is_slower(plans: 
         (case,) = [one for one in slowdowns(plan, 0.2) if one.what == f"the GPUs of {name}"]
         nodes = [slowed(node, 1.2) if node.name == name else node for node in plan.nodes]
         assert case.seconds == predict_plan(replace(plan, nodes=nodes)).iteration_s
+
+
+def test_a_slowdown_is_what_a_slower_profile_and_slower_links_say() -> None:
+    slower = 1.2
+    for plan in found("model=xl", "leave_out=false", "by_stage=false"):
+        cases = {case.what: case.seconds for case in slowdowns(plan, slower - 1)}
+        for name in {node.name for node in plan.nodes}:
+            for what, slow in (("GPUs", measured_slower), ("links", linked_slower)):
+                nodes = [slow(node, slower) if node.name == name else node for node in plan.nodes]
+                by_hand = predict_plan(replace(plan, nodes=nodes)).iteration_s
+                assert cases[f"the {what} of {name}"] == pytest.approx(by_hand, rel=1e-9)
+
+
+def measured_slower(node: NodeKind, factor: float) -> NodeKind:
+    """A node whose profile has longer times; those of an optimizer that was not measured follow from its memory."""
+    assert node.profile is not None
+    profile = deepcopy(node.profile)
+    for part in (part for costs in profile.costs for part in costs.parts.values()):
+        for key in ("forward", "backward"):
+            object.__setattr__(part, key, getattr(part, key) * factor)
+    optimizer = {precision: ns * factor for precision, ns in profile.optimizer_ns_per_parameter.items()}
+    return replace(
+        node,
+        gpu=replace(node.gpu, memory_gb_per_s=node.gpu.memory_gb_per_s / factor),
+        profile=replace(profile, optimizer_ns_per_parameter=optimizer),
+    )
+
+
+def linked_slower(node: NodeKind, factor: float) -> NodeKind:
+    group = node.group
+    return replace(
+        node,
+        group=replace(
+            group,
+            intra_gbit_per_s=group.intra_gbit_per_s / factor,
+            inter_gbit_per_s=group.inter_gbit_per_s / factor,
+            intra_latency_us=group.intra_latency_us * factor,
+            inter_latency_us=group.inter_latency_us * factor,
+        ),
+    )
 
 
 def test_a_slower_node_costs_no_more_than_its_group_and_no_case_more_than_everything(plans: Sequence[Plan]) -> None:
