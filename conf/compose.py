@@ -261,7 +261,7 @@ def command_line_as_given(words: Sequence[str]) -> Iterator[Words]:
 
             if not isinstance(error, COMPOSING):
                 raise
-            raise CompositionError(message(error, found)) from error
+            raise CompositionError(message(error, with_texts(found))) from error
 
 
 def with_texts(found: Words) -> Words:

@@ -34,13 +34,19 @@ PROGRAMS = {
     "sendrecv_perf": Operation.send_recv,
     "alltoall_perf": Operation.alltoall,
 }
-_PROGRAM = re.compile(r"(\w+_perf)\b")
+_PROGRAM = re.compile(r"(\w+?_perf)(?:_mpi)?\b")
+_NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 _BEGIN = re.compile(r"#\s*nThreads?:?\s+\d+\s")
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*\S)"
 )
-_LINE = re.compile(r"\s(\d+)\s+(\d+)\s+([a-z]\w*)\s+(?:([a-z]\w*)\s+)?(?:(-?\d+)\s+)?(\S+(?:\s+\S+){7})\s*$")
-"""Size, count, type, and where a version has them operation and root; then twice time, algbw, busbw and errors."""
+_LINE = re.compile(
+    r"\s(\d+)\s+(\d+)\s+([a-z]\w*)\s+(?:([a-z]\w*)\s+)?(?:(-?\d+)\s+)?(\S+(?:\s+\S+){7}(?:(?:\s+\S+){8})?)"
+    r"(?:\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)?\s*$"
+)
+"""Size, count, type, and where a version has them operation and root; then twice time, algbw, busbw and errors,
+with `-I 1` four figures of the iterations, too; with `-S 1` the time of day."""
+_OF_CPU = re.compile(r"#\s+size\s+count\s.*\bcputime\b")
 NEAR = 0.03
 """How far a ratio of printed bandwidths may be off, which have two decimals."""
 CLEAR = 10.0
@@ -69,6 +75,8 @@ class Run:
     """Bus bandwidths, in algorithm bandwidths."""
     wrong: int = 0
     """Results that were not what they had to be."""
+    of_cpu: bool = False
+    """The times are those of the CPU."""
 
 
 class Measured(NamedTuple):
@@ -160,6 +168,8 @@ def runs_in(lines: Sequence[str], name: str) -> Iterator[Run]:
             run = Run(program=program or of_file)
         elif rank := _RANK.search(line):
             run.places[int(rank[1])] = Place(int(rank[2] or 0), rank[3], rank[4])
+        elif _OF_CPU.search(line):
+            run.of_cpu = True
         elif "#" not in line and (found := _LINE.search(f" {line}")):
             _add(run, int(found[1]), found[6].split())
     yield run
@@ -167,14 +177,14 @@ def runs_in(lines: Sequence[str], name: str) -> Iterator[Run]:
 
 def _add(run: Run, size: int, columns: Sequence[str]) -> None:
     """Adds a line's time: in place, as training does it, unless that means nothing for the operation."""
-    ways = [columns[:4], columns[4:]]
-    times = [(float(way[0]), way) for way in ways if re.fullmatch(r"[\d.]+(e[+-]?\d+)?", way[0]) and float(way[0]) > 0]
+    ways = [columns[start : start + 4] for start in (0, len(columns) // 2)]
+    times = [(float(way[0]), way) for way in ways if _NUMBER.fullmatch(way[0]) and float(way[0]) > 0]
     valid = [one for one in times if one[1][3] != "N/A"] or times
     if size == 0 or not valid:
         return
     us, way = valid[-1]
     run.us_by_bytes[size] = us
-    run.wrong += sum(int(way[3]) for _, way in times if way[3].isdigit())
+    run.wrong += sum(int(float(way[3])) for _, way in times if _NUMBER.fullmatch(way[3]))
     if float(way[1]) >= CLEAR:
         run.ratios.append(float(way[2]) / float(way[1]))
 
@@ -194,6 +204,10 @@ def _measured(file: Path, run: Run) -> Measured:
         raise LaunchError(
             f"{what}: {run.program} has {plural(ranks, 'rank')} in its lines '# Rank 0 …'; give its whole output, of "
             f"two ranks or more"
+        )
+    if run.of_cpu:
+        raise LaunchError(
+            f"{what}: {run.program} -C 1 reports the CPU's time (cputime), not the collective's; measure without -C"
         )
     if run.wrong:
         raise LaunchError(f"{what}: {run.program} reports {run.wrong} wrong values (#wrong); measure again")

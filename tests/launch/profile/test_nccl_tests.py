@@ -98,6 +98,27 @@ def test_several_runs_of_one_file_and_the_columns_of_older_versions(tmp_path: Pa
     assert second.times.us_by_bytes == {1048576: 80.0, 16777216: 800.0}
 
 
+def test_iterations_one_by_one_timestamps_and_programs_built_for_mpi(tmp_path: Path) -> None:
+    """Versions 2.18 and 2.19, with mpirun's tags: `-I 1`, `-S 1`, and wrong values in exponents."""
+    at = "   2026-11-29 10:30:00"
+    line = "[1,0]<stdout>:  {}  {}  float  sum  -1  {}  {}  {}"
+    sides = (
+        ("27.76  37.78  66.11  0", "27.49  38.15  66.76  0"),
+        ("121.33  138.28  242.00  0", "120.47  139.26  243.71  0"),
+    )
+    of_iterations = "  27.01  29.02  29.02  1.40"
+    for more, end in (("", at), (of_iterations, ""), (of_iterations, at)):
+        rows = [
+            line.format(size, size // 4, out + more, within + more, end)
+            for size, (out, within) in zip((2**20, 2**24), sides, strict=True)
+        ]
+        head = "[1,0]<stdout>:# Collective test starting: all_reduce_perf_mpi\n" + BEGIN + eight() + COLUMNS
+        file = tmp_path / "slurm-82.out"
+        file.write_text(head + "\n".join(rows) + "\n")
+        ((times, _),) = read(file)
+        assert (times.operation, times.us_by_bytes) == (Operation.all_reduce, {2**20: 27.49, 2**24: 120.5})
+
+
 def test_groups_of_a_split_share_the_nodes(tmp_path: Path) -> None:
     """NCCL_TESTS_SPLIT: two groups of a GPU on each node."""
     ranks = "".join(
@@ -119,8 +140,10 @@ def test_groups_of_a_split_share_the_nodes(tmp_path: Path) -> None:
         ("all_reduce.log", BEGIN + COLUMNS + ALL_REDUCE, "give its whole output"),
         ("reduce_scatter.log", BEGIN + eight() + COLUMNS + ALL_REDUCE, "1.75 times algorithm bandwidth"),
         ("all_reduce.log", BEGIN + eight() + COLUMNS + ALL_REDUCE.replace("66.11  0", "66.11  7"), "7 wrong"),
+        ("all_reduce.log", BEGIN + eight() + COLUMNS + ALL_REDUCE.replace("66.11  0", "66.11  1e+06"), "1000000 wrong"),
+        ("all_reduce.log", BEGIN + eight() + COLUMNS.replace(" time", " cputime") + ALL_REDUCE, "measure without -C"),
     ],
-    ids=["empty", "unnamed", "other program", "no ranks", "another's", "wrong"],
+    ids=["empty", "unnamed", "other program", "no ranks", "another's", "wrong", "many wrong", "CPU time"],
 )
 def test_what_cannot_be_used_is_refused_with_the_way_out(tmp_path: Path, name: str, text: str, rule: str) -> None:
     (tmp_path / name).write_text(text)
