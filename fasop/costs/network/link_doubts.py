@@ -13,7 +13,16 @@ OTHER = 2.0
 
 
 def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str], PairLink]) -> Iterator[str]:
-    """In words: pairs that the table leaves out, directions that differ, and links that are faster than the nodes'."""
+    """In words: GPUs of a node that reach each other more slowly than other nodes, pairs that the table leaves out,
+    directions that differ, and links that are faster than the nodes'."""
+    for name, group in groups.items():
+        card = group.inter_gbit_per_s / group.nics
+        if group.gpus_per_node != 1 and card > OTHER * group.intra_gbit_per_s:
+            yield (
+                f"cluster.groups.{name}.intra_gbit_per_s={group.intra_gbit_per_s:g}, but a GPU sends to other nodes "
+                f"with {card:g} Gbit/s (inter_gbit_per_s={group.inter_gbit_per_s:g}, nics={group.nics}); check both "
+                f"values, or measure again"
+            )
     if any(row != column for row, column in links):
         for pair in combinations(groups, 2):
             if pair not in links:

@@ -6,6 +6,7 @@ to believe a warning.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -14,19 +15,31 @@ from conf.schema.cluster import CPU
 from conf.schema.experiment import EngineKind, Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis, why_not_measured
+from fasop.costs.network import links
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_doubts import link_doubts
+from fasop.costs.network.links import Link
 from fasop.costs.profiles.collective_times import CollectiveTimes
 from fasop.costs.profiles.profile import LayerProfile, ModelCosts
+from fasop.costs.roofline import roofline
+from fasop.costs.sizes import ADAM_BYTES
 from fasop.costs.training import Training
 
 LONGEST_MS = 600_000.0
 """The longest believable pass of one part of a model."""
 SLOWEST_NS = 10_000.0
 """The longest believable time of the optimizer, for a parameter."""
-SLOWER_BACKWARD = (1 / 8, 8.0)
-"""A layer's or head's backward pass, in forward passes: matrix products twice, so about 2. An embedding's is another
-matter: its gradient is as large as the vocabulary."""
+SLOWER_BACKWARD = (0.7, 8.0)
+"""A layer's backward pass, in forward passes: matrix products twice, so about 2. An embedding's is another matter: its
+gradient is as large as the vocabulary."""
+HEAD_BACKWARD = (1 / 8, 8.0)
+"""The same of a head, whose loss may make its gradients in the forward pass."""
+SLOWER_THAN_PEAK = (0.4, 50.0)
+"""A part of a model, times what the GPU's peak rates allow (`roofline`): shipped profiles have 0.6 to 24."""
+SLOWER_OPTIMIZER = (0.2, 50.0)
+"""The same of the optimizer: caches of a CPU hold what it moves."""
+SLOWER_SPLIT = 1.5
+"""A layer in a tensor group, at most, times what does not shrink, its part of the rest and the group's sums."""
 SLOWER_WITH_TENSOR = (0.8, 30.0)
 """A layer with a larger tensor size, times what a perfect split would take: collectives over a bad link may make it
 slower than without, but only caches make it faster."""
@@ -77,9 +90,11 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
             )
     for kind in kinds:
         yield from _unlike_links(kind)
+        if kind.profile is not None and kind.profile.gpu == kind.gpu.name:
+            yield from _unlike_rates(kind, training.model)
     groups = {kind.name: kind.group for kind in kinds}
-    links = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}
-    yield from link_doubts(groups, links)
+    of_pairs = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}
+    yield from link_doubts(groups, of_pairs)
 
 
 def in_words(kind: EngineKind | None, options: Mapping[str, object]) -> str:
@@ -118,20 +133,101 @@ def _falling(times: CollectiveTimes) -> Iterator[str]:
 
 
 def _unlike_links(kind: NodeKind) -> Iterator[str]:
-    """Say which measured collectives of a node group contradict the links that it is configured with."""
-    for times in kind.profile.collectives if kind.profile else ():
-        size = max(times.us_by_bytes)
-        between = times.nodes > 1
-        link = kind.measured(Exchange(times.operation, times.ranks, size), between=between)
-        if size < LARGE or link is None or link.s_per_byte == 0:
+    """Say which measured messages and collectives of a node group contradict the links that it is configured with."""
+    if (profile := kind.profile) is None:
+        return
+    found = [
+        (f"{place}.{name} of profile {kind.gpu.profile!r} has a link", place == "between", times.gbit_per_s)
+        for place, of_place in (("within", profile.within), ("between", profile.between))
+        for name, times in (("p2p", of_place.p2p), ("all_reduce", of_place.all_reduce))
+        if times is not None
+    ]
+    for times in profile.collectives:
+        size, between = max(times.us_by_bytes), times.nodes > 1
+        exchange = Exchange(times.operation, times.ranks, size)
+        link = kind.measured(exchange, between=between)
+        assert link is not None
+        steps, share = exchange.steps
+        rate = 8e-3 * steps * share * size / times.us_by_bytes[size]  # starts included: too fast it is in any case
+        if size >= LARGE and link.s_per_byte > 0:
+            rate = 8e-9 / link.s_per_byte
+        elif rate <= UNLIKE_LINK * _configured(kind, between)[1]:
             continue
-        key = f"{'inter' if between else 'intra'}_gbit_per_s"
-        configured, rate = getattr(kind.group, key), 8e-9 / link.s_per_byte
+        found.append((f"collectives of profile {kind.gpu.profile!r}: {times.name} has links", between, rate))
+    for what, between, rate in found:
+        key, configured = _configured(kind, between)
         if not 1 / UNLIKE_LINK <= rate / configured <= UNLIKE_LINK:
             yield (
-                f"collectives of profile {kind.gpu.profile!r}: {times.name} has links of {rate:.3g} Gbit/s, but "
-                f"cluster.groups.{kind.name}.{key}={configured:g}; check both values, or measure again"
+                f"{what} of {rate:.3g} Gbit/s, but cluster.groups.{kind.name}.{key}={configured:g}; check both values, "
+                f"or measure again"
             )
+
+
+def _configured(kind: NodeKind, between: bool) -> tuple[str, float]:
+    """The key of a node group's bandwidth, and its value."""
+    key = f"{'inter' if between else 'intra'}_gbit_per_s"
+    return key, getattr(kind.group, key)
+
+
+def _unlike_rates(kind: NodeKind, model: Model) -> Iterator[str]:
+    """Say which times of a profile its GPU cannot have by its peak rates or hardly would, of each kind of part the one
+    that is furthest off, and where a layer gains too little from a tensor group."""
+    profile, gpu, within = kind.profile, kind.gpu, links.within(kind.group)
+    assert profile is not None
+    unlike: dict[str, list[tuple[float, str]]] = defaultdict(list)
+
+    def compare(part: str, what: str, value: float, least: float, limits: tuple[float, float], unit: str) -> None:
+        low, high = limits
+        if not low * least <= value <= high * least:
+            text = (
+                f"profile {gpu.profile!r}: {what}={value:g} {unit} is {value / least:.3g} times what the peak rates of "
+                f"{gpu.name} allow ({least:.3g} {unit}), but usual is {low:g} to {high:g}"
+            )
+            unlike[part].append((abs(math.log(value / least)), text))
+
+    alike = [costs for costs in profile.costs if costs.model in profile.names(model) & profile.models.keys()]
+    for costs in alike:
+        size = (gpu, model, costs.precision, costs.tensor, costs.micro_batch_size)
+        best, alone = roofline(*size, within), roofline(*size, Link(latency_s=0.0, s_per_byte=0.0))
+        for name, part in costs.parts.items():
+            for key in ("forward", "backward"):
+                ms, least, unsummed = getattr(part, key), *(1e3 * getattr(one[name], key) for one in (best, alone))
+                low, high = SLOWER_THAN_PEAK
+                if name.endswith("embedding") and key == "backward":
+                    high = math.inf  # its gradient is as large as the vocabulary
+                compare(name, f"{costs}: {name}.{key}", ms, unsummed if ms < least else least, (low, high), "ms")
+                split = _split(alike, costs, name, key)
+                if split is not None and ms > SLOWER_SPLIT * (split + least - unsummed):
+                    yield (
+                        f"profile {gpu.profile!r}: {costs}: {name}.{key}={ms:g} ms, but by its times without a tensor "
+                        f"group it would take {split:.3g} ms, and sums of {least - unsummed:.3g} ms by cluster.groups."
+                        f"{kind.name}.intra_gbit_per_s={kind.group.intra_gbit_per_s:g}; check these values, or measure "
+                        f"again"
+                    )
+    for precision, ns in profile.optimizer_ns_per_parameter.items():
+        least = ADAM_BYTES[precision] / gpu.memory_gb_per_s
+        compare("optimizer", f"optimizer_ns_per_parameter.{precision}", ns, least, SLOWER_OPTIMIZER, "ns")
+    for found in unlike.values():
+        others = f" ({len(found) - 1} others are as unusual)" if len(found) > 1 else ""
+        yield f"{max(found)[1]}{others}; check the values, their units and the rates of cluster.gpus, or measure again"
+
+
+def _split(alike: Sequence[ModelCosts], costs: ModelCosts, name: str, key: str) -> float | None:
+    """Milliseconds of a layer's pass in a tensor group, but for its sums, by two micro-batches without one, which tell
+    what does not shrink; None: these were not measured."""
+    if costs.tensor == 1 or name in SMALL:
+        return None
+    whole: dict[int, float] = {
+        one.micro_batch_size: getattr(one.parts[name], key)
+        for one in alike
+        if one.tensor == 1 and one.precision is costs.precision and name in one.parts
+    }
+    size = costs.micro_batch_size
+    fewer = max((one for one in whole if one < size), default=None)
+    if size not in whole or fewer is None:
+        return None
+    fixed = min(whole[size], max(0.0, (size * whole[fewer] - fewer * whole[size]) / (size - fewer)))
+    return fixed + (whole[size] - fixed) / costs.tensor
 
 
 def _too_long(every: Sequence[ModelCosts]) -> Iterator[str]:
@@ -147,7 +243,8 @@ def _lone_doubts(every: Sequence[ModelCosts]) -> Iterator[str]:
     for costs in every:
         for name, part in costs.parts.items():
             if not name.endswith("embedding"):
-                yield from _unlike(f"{costs}: {name}.backward", part.backward, "forward", part.forward, SLOWER_BACKWARD)
+                usual = HEAD_BACKWARD if name in SMALL else SLOWER_BACKWARD
+                yield from _unlike(f"{costs}: {name}.backward", part.backward, "forward", part.forward, usual)
 
 
 def _doubts_between(every: Sequence[ModelCosts], least: float, further: float) -> Iterator[str]:

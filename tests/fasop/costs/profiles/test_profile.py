@@ -149,7 +149,7 @@ HEAD = "head: {forward: 1, backward: 2}"
         (
             FIRST,
             FIRST.replace("2", "10"),
-            OF_FIRST + r": layer\.backward=10 ms is 10 times forward \(1 ms\), but usual is 0\.125",
+            OF_FIRST + r": layer\.backward=10 ms is 10 times forward \(1 ms\), but usual is 0\.7",
         ),
         (
             SECOND,
