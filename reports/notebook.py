@@ -17,11 +17,9 @@ from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
-from reports.facts.statistics import Statistics, statistics
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import Statistics, statistics, time_of
 from reports.figures.chart import lines
-from reports.figures.embed import figure
-from reports.figures.tasks import COMPUTE, Place, look
+from reports.figures.embed import COMPUTE, Place, figure, look
 from reports.pages.comparison import OF_LINES, Outcome, outcome
 from reports.readers.gpus import USE
 from reports.readers.megatron_log import Sizes

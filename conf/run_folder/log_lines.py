@@ -154,7 +154,7 @@ class _WithoutNul(io.RawIOBase):
 
 _TASK = r"(?:P\d{1,4} )? {0,7}\d{1,7}: (?!\d+\.\d\d\s*$)"
 """The prefix of `srun --label`. A number and a time alone are the second half of `     rank  0: 957.35`, into which
-another process printed (reports/readers/cut_lines.py)."""
+another process printed (reports/readers/upstream_log.py)."""
 _RANK = r"\[[A-Za-z_][\w-]{0,31}\d{1,7}\]:"
 """The prefix of torchrun: `[default7]:`, `[rank15]:`."""
 _LOGGER = r"(?:DEBUG|INFO|WARNING):[\w.]{1,100}:"

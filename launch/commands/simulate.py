@@ -75,9 +75,9 @@ def main(argv: Sequence[str]) -> int:
     if args.csv is not None:
         write(args.csv, csv_text(results))
     if args.page is not None:
-        from reports.pages.simulation_page import render  # few ask for it, and plotly is slow to import
+        from reports.pages.command_pages import simulation_page  # few ask for it, and plotly is slow to import
 
-        write(args.page, render(f"tdpp simulate {shlex.join(argv)}", results, notes))
+        write(args.page, simulation_page(f"tdpp simulate {shlex.join(argv)}", results, notes))
         print(args.page, file=sys.stderr if args.json else sys.stdout)
     return 0
 

@@ -16,8 +16,7 @@ from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.breakdown import BACKWARD, CLIP, EMBEDDING, FORWARD, LOSS, NORM, OPTIMIZER
 from reports.facts.frames import waiting_frame
-from reports.facts.statistics import Statistics, statistics
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import Statistics, statistics, time_of
 from reports.readers import events, record
 
 

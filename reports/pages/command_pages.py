@@ -1,7 +1,8 @@
-"""The page of what was measured of a model: its gradient buckets, and what several streams on a GPU gain."""
+"""The pages of single commands: of profiles, of data, of learning rehearsals and of simulated trainings."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,19 +12,20 @@ from typing import Any
 import pandas as pd
 from plotly import graph_objects as go
 
-from conf.visible import plural
+from conf.visible import plural, span
 from fasop.costs.profiles.profile import LayerProfile
-from reports.figures.chart import lines
+from fasop.tables.trainings import DIGITS, HEAD, Results, row, summary
+from fasop.trainings.played import HOUR, Played
+from reports.figures.chart import Axis, Item, dots, lines
 from reports.figures.embed import SERIES, SOFT, embedded, figure, page_with_figures
-from reports.figures.page import bullets, copyable, table
-from reports.figures.page import table as html_table
+from reports.figures.page import Names, bullets, copyable, number, table
 
 MOST_TICKS = 12
 """Under the buckets."""
 
 
 def profile_page(command: str, profiles: Mapping[str, LayerProfile]) -> str:
-    """The page, as HTML.
+    """What was measured of a model: its gradient buckets, and what several streams on a GPU gain; as HTML.
 
     Args:
         profiles: by their names, of one job.
@@ -142,7 +144,7 @@ def learning_page(
     body = [
         f'<header><p class="crumbs">tdpp rehearse learning</p><h1>{escape(title)}</h1></header><main>',
         f'<section class="verdict good">{bullets(notes)}{copyable(command)}</section>',
-        f"<section><h2>Plans</h2>{html_table(head, rows)}</section>",
+        f"<section><h2>Plans</h2>{table(head, rows)}</section>",
         _curves(f"{metric} against samples", "samples", plans, [plan.samples for plan in plans], goal),
     ]
     if timed:
@@ -165,14 +167,14 @@ def drawn_qualities(
     """A line for each plan, in a band from its lowest to its highest seed, and the goal across."""
     series = [pd.Series(plan.means, index=x, name=plan.name) for plan, x in zip(plans, places, strict=True)]
     made = lines(series, x_title=x_title, title=title)
-    for number, (plan, x) in enumerate(zip(plans, places, strict=True)):
+    for index, (plan, x) in enumerate(zip(plans, places, strict=True)):
         if plan.lows == plan.highs:
             continue
         made.add_scatter(
             x=[*x, *reversed(x)],
             y=[*plan.highs, *reversed(plan.lows)],
             fill="toself",
-            fillcolor=SERIES[number % len(SERIES)],
+            fillcolor=SERIES[index % len(SERIES)],
             opacity=0.15,
             line={"width": 0},
             hoverinfo="skip",
@@ -181,3 +183,101 @@ def drawn_qualities(
     if goal is not None and math.isfinite(goal):
         made.add_hline(y=goal, line={"color": SOFT, "dash": "dash", "width": 1})
     return made
+
+
+MOST_LINES = len(SERIES)
+"""Trainings whose batch is drawn: no two of them have the same colour."""
+
+
+def simulation_page(command: str, results: Results, notes: Sequence[str]) -> str:
+    """Time against dollars of all sets of nodes, and the batch over samples; as HTML."""
+    title, *more = summary(results)
+    drawn = _trainings_drawn(results)
+    body = [
+        f'<header><p class="crumbs">tdpp simulate</p><h1>{escape(title)}</h1></header><main>',
+        f'<section class="verdict good">{bullets([*more, *notes])}',
+        f"{copyable(command)}</section>",
+        f"<section><h2>Time and cost</h2>{_costs(results)}{_batches(drawn)}{_paces(drawn)}</section>",
+        _epochs(results),
+        _trainings_table(results),
+        "</main>",
+    ]
+    return page_with_figures("Simulation – tdpp", "\n".join(body))
+
+
+def _trainings_drawn(results: Results) -> list[Played]:
+    """The quickest, the cheapest, that of the plan and the one that changes nodes; then others of the front."""
+    own = [one for one in results.trainings if one.name == results.own]
+    wanted = [results.quickest, results.cheapest, results.elastic, *own, *results.front]
+    found: dict[str, Played] = {one.name: one for one in wanted if one is not None}
+    return list(found.values())[:MOST_LINES]
+
+
+def _costs(results: Results) -> str:
+    """Nothing where no price is known."""
+    ordered = [*results.ordered, *([results.elastic] if results.elastic else [])]
+    if all(one.dollars is None for one in ordered):
+        return ""
+    best, ahead = results.quickest, results.front
+    items = [
+        Item(name=one.name, link="", tone="best" if one is best else "front" if one in ahead else "") for one in ordered
+    ]
+    dollars = Axis(title="$", values=[math.nan if one.dollars is None else one.dollars for one in ordered])
+    time = Axis(title="hours", values=[one.seconds / HOUR for one in ordered])
+    return embedded(dots(items, dollars, time), "Hours and US dollars of every set of nodes")
+
+
+def _batches(drawn: Sequence[Played]) -> str:
+    series = []
+    for one in drawn:
+        steps = one.steps()
+        places = [at for step, after in itertools.pairwise(steps) for at in (step[0], after[0])]
+        values = [batch for _, batch in steps[:-1] for _ in range(2)]
+        series.append(pd.Series(values, index=places, name=one.name))
+    apart = _told_apart(series)
+    title = "Global batch" if len(apart) == len(series) else "Global batch; equal lines are drawn once"
+    return embedded(lines(apart, x_title="samples", title=title, from_zero=True), "Global batch over samples")
+
+
+def _paces(drawn: Sequence[Played]) -> str:
+    """Samples trained over hours."""
+    series = []
+    for one in drawn:
+        samples, seconds = one.trajectory()
+        series.append(pd.Series(samples, index=[second / HOUR for second in seconds], name=one.name))
+    series = _told_apart(series)
+    return embedded(lines(series, x_title="hours", title="Samples trained", from_zero=True), "Samples over hours")
+
+
+def _told_apart(series: Sequence[pd.Series]) -> list[pd.Series]:
+    """Merges equal series into one line with all their names."""
+    alike: dict[tuple[tuple[float, ...], ...], list[pd.Series]] = {}
+    for one in series:
+        alike.setdefault((tuple(one.index), tuple(one)), []).append(one)
+    return [some[0].rename(", ".join(str(one.name) for one in some)) for some in alike.values()]
+
+
+def _epochs(results: Results) -> str:
+    """Draws the epochs of the training that changes nodes, or of the quickest."""
+    one = results.elastic or results.quickest
+    samples, called = results.span
+    parts = one.epochs(samples)
+    rows = [(str(part.number), part.nodes, number(part.batch, ",.0f"), span(part.seconds, DIGITS)) for part in parts]
+    drawn = table(("epoch" if called == "epoch" else "part", "nodes", "mean batch", "time"), rows)
+    note = "" if called == "epoch" else f'<p class="note">Each part is {escape(called)}; use epoch=N for epochs.</p>'
+    return f"<section><details><summary>{escape(one.name)}, epoch by epoch</summary>{drawn}{note}</details></section>"
+
+
+def _trainings_table(results: Results) -> str:
+    """The sets of nodes that are something among all; behind them the others."""
+    every = [*results.ordered, *([results.elastic] if results.elastic else [])]
+    marked = [one for one in every if results.marks(one) or one is results.elastic]
+    drawn = f"<section><h2>Sets of nodes</h2>{_training_rows(results, marked)}"
+    if len(marked) < len(every):
+        drawn += f"<details><summary>All {len(every)} sets of nodes</summary>{_training_rows(results, every)}</details>"
+    return f"{drawn}</section>"
+
+
+def _training_rows(results: Results, trainings: Sequence[Played]) -> str:
+    rows = [row(results, one) for one in trainings]
+    return table(HEAD, [[Names([name]), gpus, Names([batch]), *rest] for name, gpus, batch, *rest in rows])

@@ -15,7 +15,7 @@ from fasop.simulation.predict import Prediction
 from reports.facts.frames import PEAKS
 from reports.facts.learning import learned
 from reports.facts.side_by_side import Facts, facts, made_of
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import time_of
 from reports.figures.page import leaves
 from reports.readers.hardware import peak_tflops, price
 from reports.readers.judgement import Verdict

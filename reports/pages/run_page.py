@@ -12,8 +12,7 @@ from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
 from reports.facts.course import axes, beside, course
 from reports.facts.frames import measured
-from reports.facts.statistics import Statistics
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import Statistics, time_of
 from reports.figures.course import SCRIPTS as COURSE
 from reports.figures.course import course_charts
 from reports.figures.embed import NOTHING, page_with_figures
@@ -24,14 +23,12 @@ from reports.readers.gpus import GpuReport
 from reports.readers.judgement import Findings
 from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
-from reports.sections.adaptive_section import adaptive_section, elastic_section
+from reports.sections.adaptive_section import adaptive_section, elastic_section, experts_section, islands_section
 from reports.sections.cause_section import cause_section
 from reports.sections.expected_section import Took, expected_section
-from reports.sections.experts_section import experts_section
 from reports.sections.figures_section import figures_section
 from reports.sections.findings_section import failures_section, nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
-from reports.sections.islands_section import islands_section
 from reports.sections.memory_section import memory_section
 from reports.sections.plan_section import configuration_section, plan_section, profiles_section, reproduce_section
 from reports.sections.run_before_section import run_before_section

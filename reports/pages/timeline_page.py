@@ -14,8 +14,7 @@ from fasop.simulation.predict import Prediction
 from reports.facts.breakdown import messages
 from reports.facts.frames import measured
 from reports.facts.representatives import alike, slowest_first
-from reports.facts.statistics import Statistics
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import Statistics, time_of
 from reports.figures.embed import TIMELINE, looks
 from reports.figures.pack import event_columns, pack, path_columns, predicted_columns
 from reports.figures.page import data, emulated, missing, page, static

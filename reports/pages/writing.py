@@ -18,7 +18,7 @@ from megatron_ext.contract.files import write_atomic
 from reports.errors import NeitherError, unwritable
 from reports.facts import statistics
 from reports.facts.side_by_side import busy
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import time_of
 from reports.figures.page import refreshing
 from reports.pages import run_page, sweep_page, timeline_page
 from reports.pages.comparison import outcome

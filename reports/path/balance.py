@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from conf.schema.values.partition import dashed
 from fasop.errors import SearchError
 from fasop.search.findings.found_plan import FoundPlan
 from fasop.simulation.ranks.replay import StageTimes, simulate
@@ -14,7 +15,6 @@ from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import as_json, schedule
 from reports.facts.breakdown import BACKWARD, FORWARD, LOSS
-from reports.facts.labels import dashed
 from reports.path.change import Cause, Change, Gain
 from reports.path.graph import EdgeKind, Graph, Integers, median_by_rank
 from reports.path.slow_ranks import all_alike, gpus, layers_of

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from conf.run_folder.log_lines import progress
-from reports.readers.cut_lines import Lines
+from reports.readers.upstream_log import Lines
 
 HEAD = "times across ranks (ms):"
 _TIMER = re.compile(r"  (\S+):")

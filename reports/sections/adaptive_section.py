@@ -1,17 +1,25 @@
-"""How the global batch and the shares of replicas changed while a run went on, and why."""
+"""How a run's parts share its work: batches and shares that change, nodes that come and go, islands, experts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 
+import numpy as np
 import pandas as pd
 
-from reports.facts.labels import dashed
+from conf.schema.values.partition import dashed
+from conf.visible import plural
+from megatron_ext.contract.events import ISLANDS
+from reports.facts.breakdown import ISLANDS_MEET, island_of
+from reports.facts.statistics import Statistics
 from reports.figures.chart import lines
-from reports.figures.embed import embedded
-from reports.figures.page import Row, number, table
+from reports.figures.embed import RAISED, SERIES, embedded, figure
+from reports.figures.page import Names, Row, number, table
+from reports.readers.events import Timeline
 from reports.readers.json_lines import Decision, Regrouping
 from reports.readers.record import Record
+from reports.sections.comparison_sections import size
 
 SAMPLES = "consumed_samples"
 HEAD = ("iteration", "samples", "global batch", "shares", "learning rate ×", "similarity", "noise scale", "reason")
@@ -115,3 +123,132 @@ def _others(nodes: Sequence[str], beside: Sequence[str]) -> str:
 
 def _dashed(shares: Sequence[int]) -> str:
     return "-".join(map(str, shares))
+
+
+ISLANDS_NOTE = (
+    "Medians over the steady iterations. An island has come when its last rank has. At the loss: in every iteration, "
+    "where the mean loss of all islands is summed. At a common step: until the last island's weights are there; the "
+    "sum itself does not count. Sent: weights, by all ranks of the island to other islands, as a mean over iterations."
+)
+LONG = 0.05
+"""Part of an iteration from which a wait is worth other shares."""
+
+
+def islands_frame(record: Record, timeline: Timeline, figures: Statistics) -> pd.DataFrame:
+    """A row an island: its part of the samples, medians of its waits in ms (NaN where no event tells them) and bytes
+    that it sends to other islands in an iteration (NaN where they were not counted)."""
+    plan = record.plan
+    of_rank = island_of(plan.ranks, plan.islands or ())
+    taken = [sum(plan.micro_batches[replica] for replica in replicas) for replicas in plan.layout.island_replicas]
+    found = pd.DataFrame({"part": np.array(taken) / sum(taken)}).rename_axis("island")
+    found["loss_ms"], found["step_ms"] = _waits(record, timeline, figures, of_rank)
+    sent = [
+        (of_rank[rank], one.bytes.get(ISLANDS, 0.0) / one.samples * plan.global_batch_size)
+        for rank, one in record.traffic.items()
+        if one.samples
+    ]
+    by_island = pd.DataFrame(sent, columns=["island", "bytes"]).groupby("island")["bytes"].sum()
+    found["bytes"] = by_island if len(sent) == len(plan.ranks) else np.nan
+    return found
+
+
+def _waits(record: Record, timeline: Timeline, figures: Statistics, of_rank: np.ndarray) -> tuple[pd.Series, pd.Series]:
+    """Medians by island at the loss and at common steps, ms. Stages take a common step side by side."""
+    plan, events = record.plan, timeline.events
+    steady = events["iteration"].isin(figures.iterations[figures.steady])
+    some = events.assign(waited=np.maximum(figures.waiting_ns, 0) / 1e6)
+    some = some[(some["name"] == ISLANDS_MEET) & steady]
+    places = pd.DataFrame([(one.rank, one.stage, one.tp) for one in plan.ranks], columns=["rank", "stage", "tp"])
+    some = some.assign(island=of_rank[some["rank"]]).merge(places, on="rank")
+    some["turn"] = some.groupby(["iteration", "rank"]).cumcount()
+    last = some["turn"] == some.groupby(["iteration", "rank"])["turn"].transform("max")
+    meets = (some["iteration"] % (plan.train.sync_every or 1) == 0) | (some["iteration"] == plan.train.iterations)
+    step = last & meets
+    found = []
+    for chosen in (some[~step], some[step]):
+        arrived = chosen.groupby(["island", "iteration", "stage", "tp"])["waited"].min()
+        found.append(arrived.groupby(["island", "iteration"]).max().groupby("island").median())
+    return found[0], found[1]
+
+
+def islands_section(record: Record, timeline: Timeline, figures: Statistics) -> str:
+    """The section of a run's page, as HTML; empty of a run without islands."""
+    plan = record.plan
+    if not plan.islands:
+        return ""
+    found = islands_frame(record, timeline, figures)
+    rows = []
+    for island, replicas in enumerate(plan.layout.island_replicas):
+        row = found.loc[island]
+        nodes = dict.fromkeys(plan.node_of(one.rank) for one in plan.ranks if one.dp in replicas)
+        rows.append(
+            (
+                str(island),
+                Names(nodes),
+                str(len(replicas)),
+                f"{row['part']:.0%}",
+                number(row["loss_ms"], ",.1f"),
+                number(row["step_ms"], ",.1f"),
+                "–" if np.isnan(row["bytes"]) else size(row["bytes"]),
+            )
+        )
+    head = ("island", "nodes", "replicas", "samples", "waited at the loss, ms", "at a common step, ms", "sent")
+    answer = _islands_answer(record, found, figures)
+    return (
+        f"<section><h2>Islands</h2><p>{escape(answer)}</p>{table(head, rows, kind='numeric')}"
+        f'<p class="note">{escape(ISLANDS_NOTE)}</p></section>'
+    )
+
+
+def _islands_answer(record: Record, found: pd.DataFrame, figures: Statistics) -> str:
+    every, waits, period = record.plan.train.sync_every, found["loss_ms"], figures.usual_period_ms
+    said = f"{len(found)} islands take a common step every {plural(every or 1, 'iteration')}."
+    if period is None or waits.isna().any():
+        return f"{said} There is no steady iteration, so their waits are not known."
+    longest = int(waits.idxmax())
+    if waits[longest] - waits.min() < LONG * period:
+        return f"{said} None waits for another {LONG:.0%} of an iteration or longer."
+    return (
+        f"{said} Island {longest} waits {waits[longest] / period:.0%} of each iteration for island {waits.idxmin()}: "
+        "parallel.shares can give it more of the samples."
+    )
+
+
+def experts_section(record: Record) -> str:
+    """The section of a run's page, as HTML; empty of a run that counted no experts."""
+    if not record.expert_loads:
+        return ""
+    newest = max(record.expert_loads)
+    return (
+        '<section><h2>Experts</h2><p class="note">Tokens of an expert, over the mean of its layer: 1 is even, 0 is an '
+        f'expert that no token chose.</p><div class="charts">{_by_layer(record.expert_loads[newest], newest)}'
+        f"{_over_iterations(record)}</div></section>"
+    )
+
+
+def _by_layer(loads: Sequence[Sequence[float]], iteration: int) -> str:
+    rows = len(loads)
+    title = f"Load by layer and expert, iteration {iteration}"
+    made = figure(title=title, height=min(560, 110 + 22 * rows))
+    made.add_heatmap(
+        z=[list(row) for row in loads],
+        x=list(range(len(loads[0]))),
+        y=[str(row) for row in range(rows)],
+        zmin=0,
+        zmax=max(2.0, *(value for row in loads for value in row)),
+        colorscale=[[0, RAISED], [1, SERIES[0]]],
+        hovertemplate="layer %{y}, expert %{x}: %{z:.3f}<extra></extra>",
+    )
+    made.update_xaxes(title_text="expert")
+    made.update_yaxes(title_text="layer with experts", autorange="reversed", type="category")
+    return embedded(made, title)
+
+
+def _over_iterations(record: Record) -> str:
+    """The busiest and the idlest expert of any layer."""
+    series = [
+        pd.Series({at: float(choose(loads)) for at, loads in record.expert_loads.items()}, name=name)
+        for name, choose in (("busiest", np.max), ("idlest", np.min))
+    ]
+    made = lines(series, x_title="iteration", title="Load of the busiest and the idlest expert", from_zero=True)
+    return embedded(made, "Load of the busiest and the idlest expert over iterations")

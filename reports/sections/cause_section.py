@@ -11,7 +11,6 @@ import pandas as pd
 from conf.run_folder.rundir import numbered
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
-from reports.facts.commands import launch_with
 from reports.figures.chart import Part, stacked
 from reports.figures.embed import BORDER, SERIES, SOFT, embedded
 from reports.figures.page import Cell, Row, copy_button, table
@@ -19,6 +18,7 @@ from reports.path.change import Cause, Gain
 from reports.path.critical import IDLE, Segment
 from reports.path.graph import EdgeKind
 from reports.path.why import CLEAR, CLOSE, ITERATIONS, Unexplained, Why
+from reports.sections.findings_section import launch_with
 
 SMALL = 0.01
 """A smaller part of an iteration is summed up as the rest."""

@@ -8,8 +8,7 @@ from html import escape
 import numpy as np
 
 from conf.visible import loss_text, span
-from reports.facts.statistics import Statistics
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import Statistics, time_of
 from reports.figures.page import number
 from reports.readers.hardware import peak_tflops, price
 from reports.readers.record import Record

@@ -11,13 +11,12 @@ from html import escape
 from itertools import starmap
 from typing import Any
 
-from conf.schema.values.partition import Partition
+from conf.schema.values.partition import Partition, dashed
 from conf.visible import plural
 from megatron_ext.contract.models.keys import DEFAULT
-from megatron_ext.contract.parallel_config import Offload
+from megatron_ext.contract.parallel_config import Offload, Schedule
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.rules.engine import MEGATRON_LM
-from reports.facts.labels import dashed, schedule_name
 from reports.figures.page import Cell, Row, bullets, copyable, leaves, table
 from reports.readers.hardware import ProfileFile
 from reports.readers.record import UNKNOWN, Record
@@ -35,9 +34,9 @@ def plan_section(plan: Plan) -> str:
 
 
 def _sentences(plan: Plan) -> list[str]:
-    order = (
-        f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {schedule_name(plan.schedule)}"
-    )
+    known = {*Schedule}  # a log need not name one
+    schedule = Schedule(plan.schedule).label if plan.schedule in known else plan.schedule
+    order = f"the schedule in {plan.schedule_file}" if plan.schedule_file else f"schedule {schedule}"
     unusual = _unusual(plan)
     lengths = [str(tokens) for tokens in (plan.model.sequence_length, plan.model.decoder_tokens) if tokens]
     tokens = f" of {' + '.join(lengths)} tokens" if lengths else ""

@@ -14,7 +14,7 @@ from conf.identity import identity
 from conf.run_folder.iteration_time import IterationTime, Spread, within_spread
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
-from reports.facts.usual_iterations import time_of
+from reports.facts.statistics import time_of
 from reports.figures.page import bullets, leaves, number, table
 from reports.readers.record import Record
 

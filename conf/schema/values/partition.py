@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import groupby
@@ -181,3 +181,12 @@ def run_length_text(items: Iterable[object], join: str) -> str:
     """The same item several times in a row as `item*N`."""
     runs = ((item, sum(1 for _ in same)) for item, same in groupby(items))
     return join.join(str(item) if count == 1 else f"{item}*{count}" for item, count in runs)
+
+
+FEW = 4
+"""So many are each written: 1-1 is read more easily than 1*2."""
+
+
+def dashed(numbers: Sequence[int]) -> str:
+    """3-1, or 16*8-11*4 of many."""
+    return "-".join(map(str, numbers)) if len(numbers) <= FEW else run_length_text(numbers, "-")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from conf.run_folder.rundir import RunDir
-from reports.facts.statistics import statistics
-from reports.facts.usual_iterations import batches, time_of, usual_first
+from reports.facts.statistics import batches, statistics, time_of, usual_first
 from reports.readers import record
 from reports.readers.events import read_run
 from reports.readers.json_lines import Decision, metrics_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from reports.pages.simulation_page import _told_apart
+from reports.pages.command_pages import _told_apart
 
 
 def test_lines_that_are_the_same_are_drawn_once_with_all_their_names() -> None:

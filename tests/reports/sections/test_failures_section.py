@@ -17,8 +17,8 @@ from launch.commands.launching.preflight import with_length
 from launch.commands.report import main as report
 from launch.control.planning.plan import make_plan
 from launch.judge.findings import all_findings
-from reports.facts.commands import launch_with, ways_on
 from reports.readers.megatron_log import Sizes
+from reports.sections.findings_section import launch_with, ways_on
 from reports.sources import Source
 from tests.reports.conftest import Opener
 from tests.reports.test_cli import failure

@@ -18,7 +18,7 @@ from reports.facts.statistics import Statistics, statistics
 from reports.path.graph_of_events import make_graph
 from reports.readers.events import EVENT, Timeline, frame
 from reports.readers.record import Record, read
-from reports.sections.islands_section import islands_frame, islands_section
+from reports.sections.adaptive_section import islands_frame, islands_section
 from tests.support.megatron_ext.engine_run import EngineRun, make_corpus, make_run
 from tests.support.reports.in_browser import events_of
 
