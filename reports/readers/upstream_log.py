@@ -26,7 +26,7 @@ def anything(match: re.Match[str]) -> bool:
 
 
 class Lines:
-    """Lines without their ends."""
+    """Lines without their ends, in which those of other processes may have landed: looked at ahead, and mended."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = iter(lines)
