@@ -16,9 +16,9 @@ from typing import List, Optional
 
 from megatron_ext.checkpoints.converting import new_checkpoint, weights_of
 from megatron_ext.checkpoints.foreign import hf_files, hf_gpt2, hf_weights
+from megatron_ext.checkpoints.header import part_names
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, tell_kind
 from megatron_ext.checkpoints.meta import Checkpoint, Meta
-from megatron_ext.checkpoints.part_files import part_names
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.run_files import WEIGHTS

@@ -22,6 +22,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import worker
 from megatron_ext.contract.errors import is_out_of_memory, reason_of
+from megatron_ext.contract.files import GrowingNote, read_note
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
@@ -29,8 +30,7 @@ from megatron_ext.contract.rules.engine import MEGATRON_CORE
 from megatron_ext.contract.run_files import RunFiles
 from megatron_ext.core import parts as core_parts
 from megatron_ext.measuring import link_times
-from megatron_ext.measuring.core_parts import CoreParts
-from megatron_ext.measuring.kinds import Kinds
+from megatron_ext.measuring.kinds import CoreParts, Kinds
 from megatron_ext.measuring.passes import Parts, Passes, groups_of, medians_by_part
 from megatron_ext.measuring.request import Request
 from megatron_ext.measuring.room import HostMemory, Room, doubled, largest
@@ -38,7 +38,6 @@ from megatron_ext.measuring.steps import Copies
 from megatron_ext.parallel.comm import annotate_errors, meet, new_group
 from megatron_ext.parallel.meeting import check_same_software
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.timeline.notes import GrowingNote, read
 from megatron_ext.train import device_of
 
 WARM_UP_S = 0.3
@@ -82,7 +81,7 @@ class _Measurements:
         self._known: Dict[str, Any] = {}
         """What this rank finished in an earlier job."""
         if request.earlier is not None:
-            self._known = read(RunFiles(Path(request.earlier)).profile_rank(place.rank)) or {}
+            self._known = read_note(RunFiles(Path(request.earlier)).profile_rank(place.rank)) or {}
         self._durations: List[float] = []
         self._begun: Optional[float] = None
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from megatron_ext.contract.errors import EngineError, PeerLost, address_space_left, shortage
-from megatron_ext.contract.failure import KILLED, RankFailure
+from megatron_ext.contract.errors import KILLED, EngineError, PeerLost, RankFailure, address_space_left, shortage
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place

@@ -34,7 +34,7 @@ from megatron_ext.engine.rehearsal import rehearse
 from megatron_ext.engine.streams.streaming import make_engine
 from megatron_ext.families.tasks import task_of
 from megatron_ext.inference.translations import Translations
-from megatron_ext.parallel import clock
+from megatron_ext.parallel import meeting
 from megatron_ext.parallel.comm import Barrier, annotate_errors, meet
 from megatron_ext.parallel.groups import Groups, Tied, of_islands
 from megatron_ext.parallel.interruption import ASKED, DISK, MEMORY, SPENT, Interrupted, Interruption
@@ -136,7 +136,7 @@ class Training:
         if plan.train.save_memory is not None:
             kept = None if found is None or found.kept is None else found.kept.at
             self._keeper = MemorySaver(plan, place, engine, saver.meta, saver.parts, barrier, kept, memory_pace)
-        clock.align(recorder, store, "begin")
+        meeting.align_clocks(recorder, store, "begin")
         if place.rank == 0 and not self._goal.reached:
             plan.files.goal.unlink(missing_ok=True)  # of an earlier start, which has spent too much
         logs = place.rank == plan.world_size - 1
@@ -161,7 +161,7 @@ class Training:
         self._barrier.wait(
             "trained", "waiting for the last messages of the others"
         )  # before any ends its communicators
-        clock.align(self._recorder, self._store, "end")
+        meeting.align_clocks(self._recorder, self._store, "end")
         self._recorder.close()
         self._report(iteration)
         self._saver.finish()

@@ -68,7 +68,7 @@ FLOORS = {
         *("engine", "evaluation", "log", "streams", "adaptation", "rehearsal"),
     ],
     "megatron_ext/tasks": [
-        *("task", "cut linear dropout initial_weights repeatable", "stage", "language"),
+        *("task", "cut linear dropout repeatable", "stage", "language"),
         "images translation",
     ],
     "data_prep": [

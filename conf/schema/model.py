@@ -19,7 +19,7 @@ from megatron_ext.contract.models.images import ImageFamily, counted_blocks, dep
 from megatron_ext.contract.models.keys import DEFAULT, DEPTHS
 from megatron_ext.contract.models.model import OPTIONS, SIZES, ModelConfig, family_named, family_names
 from megatron_ext.contract.models.model import Family as Traits
-from megatron_ext.contract.models.rules import broken_by_model
+from megatron_ext.contract.rules.training import broken_by_model
 
 MOST_BLOCKS = 10_000
 """Blocks of a module, at most."""

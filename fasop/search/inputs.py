@@ -40,7 +40,7 @@ from megatron_ext.contract.parallel_config import (
     Shards,
     of_any_stage,
 )
-from megatron_ext.contract.rules.islands import WHY_NOT
+from megatron_ext.contract.rules.layout import WHY_NOT
 from megatron_ext.contract.rules.memory import broken_by_offload
 
 if TYPE_CHECKING:

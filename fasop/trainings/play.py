@@ -18,7 +18,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, Noise, halves, measurement
 from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.schedule.deal import SampleDivision, samples_of_halves, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, samples_of_halves, several
 
 
 class Nodes(Protocol):

@@ -20,7 +20,7 @@ from fasop.shares.public_files import Cluster, Server
 from fasop.shares.solution import check_unit, seconds_by_number, sizes_of
 from fasop.trainings.node_set import NodeSet, total
 from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 
 Streams = Mapping[str, tuple[int, ...]]
 """Workers that stay as they are, by server, then by unit of its GPUs."""

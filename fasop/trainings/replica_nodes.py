@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from fasop.trainings.replica_times import ReplicaTimes, Taken, halves_of
 from megatron_ext.contract.adaptive.shares import Times
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 
 _Shared: TypeAlias = tuple[ReplicaTimes, tuple[int, int], int]
 """A replica with its even and odd micro-batches and its streams."""

@@ -19,11 +19,10 @@ from fasop.errors import SearchError
 from fasop.trainings.node_set import NodeSet
 from fasop.trainings.play import Nodes, Player, State, Stretch, Training
 from fasop.trainings.played import Leg, Played, Trajectory
-from megatron_ext.contract.adaptive.config import NONE, AdaptConfig
+from megatron_ext.contract.adaptive.config import NONE, AdaptConfig, BatchRange
 from megatron_ext.contract.adaptive.forecast import GOALS, TIME, Candidate, choose, forecast
-from megatron_ext.contract.adaptive.rules import BatchRange
 from megatron_ext.contract.adaptive.shares import Times, fastest
-from megatron_ext.contract.schedule.deal import SampleDivision, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, several
 
 
 class Trajectories:

@@ -12,7 +12,7 @@ from conf.visible import shortened
 from launch.judge.evidence import FULL_DISK, disk_is_full
 from launch.observe.observation import Observation, SeenNode
 from launch.screen import one_line
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.errors import RankFailure
 
 LOST = frozenset({"launch-cut-off", "never-started", "agent-lost"})
 """Rules by which a run is lost; by all others it has failed."""

@@ -23,7 +23,7 @@ from launch.node.elastic.peer_status import REGROUPS
 from launch.node.peers import SILENCE_S
 from launch.observe.observation import Observation, SeenNode
 from launch.screen import ago
-from megatron_ext.contract.failure import KILLED
+from megatron_ext.contract.errors import KILLED
 from megatron_ext.contract.goal import MAX_COST, UNTIL
 from megatron_ext.contract.worker import SAVED
 

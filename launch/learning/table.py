@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from conf.schema.experiment import Experiment
 from launch.learning.ranking import Goal, Mean, Row, quality_apart, reached_at, time_apart
 from megatron_ext.contract.adaptive.shares import fastest
-from megatron_ext.contract.schedule.deal import SampleDivision, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, several
 
 UNKNOWN = "-"
 

@@ -16,7 +16,7 @@ from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
 from launch.files.records import DoingRecord, RankRecord, Start
 from launch.files.run_files import Faults
-from megatron_ext.contract.failure import KILLED, RankFailure, RankPlace
+from megatron_ext.contract.errors import KILLED, RankFailure, RankPlace
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 

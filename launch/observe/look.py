@@ -35,7 +35,7 @@ from launch.node.run_notices import restart_cause
 from launch.observe.executors import Answers, Records, executor_of, launch_of
 from launch.observe.iterations import clocks_of, read_log, read_times
 from launch.observe.observation import READINGS, Job, NodeGpus, Observation, RunKind, SeenNode
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.errors import RankFailure
 from megatron_ext.contract.kept import newest as newest_kept
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import checkpoint_iteration

@@ -13,7 +13,7 @@ from launch.machine.job_states import JobState
 from launch.node.missing_run_dir import Unseen
 from launch.node.rank_failures import Doing
 from launch.observe.iterations import Iteration
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.errors import RankFailure
 from megatron_ext.contract.goal import MAX_COST, SAMPLES, UNTIL
 from megatron_ext.contract.plan import Plan
 

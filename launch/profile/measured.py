@@ -23,7 +23,7 @@ from launch.observe.look import observe
 from launch.observe.observation import Observation
 from launch.profile.arguments import Arguments
 from launch.profile.findings import Found, read_finished, read_found
-from megatron_ext.contract.failure import KILLED
+from megatron_ext.contract.errors import KILLED
 from megatron_ext.contract.worker import PROFILE
 
 Size = Mapping[str, Any]

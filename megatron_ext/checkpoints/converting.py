@@ -15,9 +15,8 @@ from megatron_ext.checkpoints.foreign import hf_weights, megatron_names
 from megatron_ext.checkpoints.foreign.hf_files import taken
 from megatron_ext.checkpoints.foreign.megatron_names import Weights
 from megatron_ext.checkpoints.foreign.megatron_optimizer import Reached, training_of
-from megatron_ext.checkpoints.header import of_part
+from megatron_ext.checkpoints.header import of_part, part_file, part_names
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, written
-from megatron_ext.checkpoints.part_files import part_file, part_names
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import why

@@ -11,8 +11,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
 from megatron_ext.checkpoints.foreign.weights import weights_at
-from megatron_ext.checkpoints.header import Header, digest_of, read_header, require_part
-from megatron_ext.checkpoints.part_files import part_file, part_name
+from megatron_ext.checkpoints.header import Header, digest_of, part_file, part_name, read_header, require_part
 from megatron_ext.checkpoints.published import is_published, tensors_of
 from megatron_ext.contract.adaptive.config import Adapted
 from megatron_ext.contract.errors import EngineError

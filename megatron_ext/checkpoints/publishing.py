@@ -10,8 +10,8 @@ from torch import Tensor
 
 from megatron_ext.checkpoints.converting import new_folder, weights_of
 from megatron_ext.checkpoints.foreign import hf_weights
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.checkpoints.meta import Checkpoint
-from megatron_ext.checkpoints.part_files import part_name
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.published import is_published
 from megatron_ext.checkpoints.tensors import STATE

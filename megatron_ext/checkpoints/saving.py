@@ -17,10 +17,9 @@ from torch import Tensor
 
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints import tensors as checkpoint
-from megatron_ext.checkpoints.header import of_part
+from megatron_ext.checkpoints.header import of_part, part_file, part_name, parts_of_islands
 from megatron_ext.checkpoints.meta import Meta, written
 from megatron_ext.checkpoints.pace import SavePace
-from megatron_ext.checkpoints.part_files import part_file, part_name, parts_of_islands
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints.foreign.weights import weights_at
+from megatron_ext.checkpoints.header import island_part, islands_of, part_name
 from megatron_ext.checkpoints.meta import SCALER as STATE_OF_ANY
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, start_of
-from megatron_ext.checkpoints.part_files import island_part, islands_of, part_name
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.published import tensors_of
 from megatron_ext.contract.errors import EngineError

@@ -1,10 +1,11 @@
-"""Errors that a rank reports in one message. This package imports nothing else of the project."""
+"""Errors that a rank reports in one message, and the file that says why it ended. It imports nothing of the project."""
 
 from __future__ import annotations
 
 import errno
 import re
 import resource
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -110,3 +111,46 @@ def reason_of(error: BaseException) -> str:
     if last in lines[:-1]:
         return f"NCCL: {lines[lines.index(last) + 1]}"
     return _ADVICE.sub("", _SOURCE.sub("", lines[0])) or lines[0]
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """A rank with its stage, its numbers among the replicas and in its tensor group, and the name of its node."""
+
+    rank: int
+    stage: int
+    dp: int
+    tp: int
+    node: str
+
+    @property
+    def place(self) -> str:
+        """The rank as messages name it."""
+        return f"rank {self.rank} (stage {self.stage}, dp {self.dp}, tp {self.tp}, node {self.node})"
+
+
+KILLED = "Killed"
+"""The `type` of a failure of a rank that a signal ended."""
+
+
+@dataclass(frozen=True)
+class RankFailure(RankPlace):
+    """The failure of a rank."""
+
+    start: str
+    """Which start of the run it was; empty for a worker that was started by hand."""
+    unix: float
+    type: str
+    """Name of the exception, or `KILLED`."""
+    message: str
+    traceback: str = ""
+    symptom: bool = False
+    """Whether the rank only lost another one."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for numbers that cannot be."""
+        for key in ("rank", "stage", "dp", "tp"):
+            if getattr(self, key) < 0:
+                raise ValueError("{}={} must be 0 or more".format(key, getattr(self, key)))
+        if not 0 <= self.unix < 1e11:
+            raise ValueError(f"unix={self.unix} must be seconds since 1970")

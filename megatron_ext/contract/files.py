@@ -149,3 +149,26 @@ def user_cache() -> Path:
     """tdpp's part of the user's cache, as freedesktop.org's base directories say."""
     given = os.environ.get("XDG_CACHE_HOME", "")
     return Path(given if os.path.isabs(given) else os.path.expanduser("~/.cache")) / "tdpp"  # noqa: PTH111, PTH117
+
+
+class GrowingNote:
+    """One process writes it; any other reads it with `read_note`."""
+
+    def __init__(self, path: Path, **values: Any) -> None:
+        self._path = path
+        self._values: Dict[str, Any] = {}
+        self.update(**values)
+
+    def update(self, **values: Any) -> None:
+        """Adds to what is written, or replaces it."""
+        self._values.update(values)
+        write_json(self._path, self._values)
+
+
+def read_note(path: Path) -> Optional[Dict[str, Any]]:
+    """What a note says so far; None while there is none."""
+    try:
+        content: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return content

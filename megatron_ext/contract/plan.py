@@ -19,7 +19,7 @@ from megatron_ext.contract.plan_content import EVEN, SINCE_VERSION_2, VERSION, C
 from megatron_ext.contract.plan_parts import Node, Place, stage_name
 from megatron_ext.contract.rules.engine import TDPP
 from megatron_ext.contract.run_files import PLANS, RunFiles
-from megatron_ext.contract.schedule.deal import dealt_to
+from megatron_ext.contract.schedule.iteration import dealt_to
 from megatron_ext.contract.schedule.streams import Stream
 
 

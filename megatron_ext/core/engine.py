@@ -19,8 +19,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.core import library
-from megatron_ext.core.context import OwnTokens
-from megatron_ext.core.families import family_of
+from megatron_ext.core.families import OwnTokens, family_of
 from megatron_ext.core.optimizer import CoreOptimizer
 from megatron_ext.core.parameters import parameters
 from megatron_ext.core.settings import forward_options, make_groups, model_config, refusing, replicas_config

@@ -28,7 +28,7 @@ from megatron_ext.core import on_cpu
 from megatron_ext.core.timeline import Timers, Turns, peers, recorded, sums_of
 from megatron_ext.engine.log import TrainingLog, Unlogged
 from megatron_ext.engine.results import Progress, StepResult
-from megatron_ext.parallel import clock, interruption
+from megatron_ext.parallel import interruption, meeting
 from megatron_ext.parallel.comm import Barrier
 from megatron_ext.timeline import usage
 from megatron_ext.timeline.progress import iterates
@@ -74,7 +74,7 @@ class Script:
                 on_cpu.begin_script(len(plan.nodes[place.node].ranks))
             self._change()
         self._memory = MemoryReport(plan, place)
-        clock.align(self._recorder, self._store, "begin")
+        meeting.align_clocks(self._recorder, self._store, "begin")
         self._recorder.traffic.begin()
         os.environ.update(self._environment())
         sys.argv = [self._path, *self._options]
@@ -213,7 +213,7 @@ class Script:
         self._end_iteration()
         self._note_saved()
         Barrier(self._store, self._plan.world_size).wait("trained", "waiting for the other ranks' end")
-        clock.align(self._recorder, self._store, "end")
+        meeting.align_clocks(self._recorder, self._store, "end")
         self._recorder.close()
         self._report()
 

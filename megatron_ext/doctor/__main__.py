@@ -22,12 +22,11 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.errors import DataError, EngineError
+from megatron_ext.contract.files import GrowingNote, read_note
 from megatron_ext.contract.models.model import IMAGES, PAIRS, VIDEOS
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.map_places import place_to_write
 from megatron_ext.parallel import interface
-from megatron_ext.timeline import notes
-from megatron_ext.timeline.notes import GrowingNote
 
 ALONE_S = 90.0
 """For what a rank does before it meets others; the first use of a GPU may take long."""
@@ -151,7 +150,7 @@ def _reach(note: GrowingNote, others: Mapping[str, Path], plan: Plan, told: _Tol
 
 
 def _content(path: Path) -> Dict[str, Any]:
-    return notes.read(path) or {}
+    return read_note(path) or {}
 
 
 _PLACES = ("address", "messages")

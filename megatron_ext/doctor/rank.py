@@ -15,15 +15,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext import rank_processes as node_ranks
 from megatron_ext.contract.errors import EngineError, PeerLost, shortage
+from megatron_ext.contract.files import GrowingNote, read_note
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.rules.engine import MEGATRON_CORE
-from megatron_ext.parallel import clock, links, meeting
+from megatron_ext.parallel import links, meeting
 from megatron_ext.parallel.comm import annotate_errors, meet
 from megatron_ext.parallel.meeting import LocalStore, join_store, open_store
 from megatron_ext.parallel.store import Server
-from megatron_ext.timeline import notes
-from megatron_ext.timeline.notes import GrowingNote
 from megatron_ext.timeline.recorder import Recorder
 
 WAIT_S = 20
@@ -91,7 +90,7 @@ class Ranks:
         return len(self.exit_codes) == len(codes)
 
     def _told(self, rank: int) -> Dict[str, Any]:
-        return notes.read(self._plan.files.doctor_rank(rank)) or {}
+        return read_note(self._plan.files.doctor_rank(rank)) or {}
 
     def _rank_main(self, place: Place) -> None:
         """All that a rank does."""
@@ -204,7 +203,7 @@ class _Reading(Recorder):
 def _clock(store: Store, device: torch.device) -> List[int]:
     """Measures how much this node's time of day is ahead of rank 0's, and how well that is known: [ns, ns]."""
     reading = _Reading()
-    clock.align(reading, store, "doctor")
+    meeting.align_clocks(reading, store, "doctor")
     own = time.time_ns() - time.monotonic_ns()
     zero = torch.tensor([own], dtype=torch.int64, device=device)
     with annotate_errors("comparing clocks"):

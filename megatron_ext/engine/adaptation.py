@@ -16,7 +16,7 @@ from megatron_ext.contract.adaptive.shares import Times, Way, known_of, nodes_of
 from megatron_ext.contract.goal import SAMPLES
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.deal import SampleDivision, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, several
 from megatron_ext.contract.worker import start_of_run
 from megatron_ext.engine.batches import ReplicaBatches
 from megatron_ext.engine.goal import record

@@ -10,8 +10,14 @@ from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.schedule.deal import SampleDivision, dealt_to, firsts, samples_of_halves, several
-from megatron_ext.contract.schedule.iteration import schedule
+from megatron_ext.contract.schedule.iteration import (
+    SampleDivision,
+    dealt_to,
+    firsts,
+    samples_of_halves,
+    schedule,
+    several,
+)
 from megatron_ext.contract.schedule.schedules import Action
 from megatron_ext.data.ahead import Ahead
 from megatron_ext.data.samples import Position, Samples

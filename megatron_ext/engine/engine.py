@@ -20,7 +20,7 @@ from megatron_ext.contract.parallel_config import BUCKET_BYTES, GATHERED, SCATTE
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.check import actions_of
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 from megatron_ext.contract.schedule.schedules import Action, Kind
 from megatron_ext.data.ahead import helpers_of
 from megatron_ext.data.samples import BEGINNING, Position, Samples

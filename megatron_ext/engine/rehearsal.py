@@ -22,7 +22,7 @@ from megatron_ext.contract.adaptive.noise import halves as expected_halves
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place, RankTimes
 from megatron_ext.contract.schedule.check import actions_of
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.data.samples import BEGINNING

@@ -9,8 +9,8 @@ from typing import Dict, NamedTuple, Optional
 import torch
 from torch import Tensor
 
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.checkpoints.meta import Checkpoint, require_model
-from megatron_ext.checkpoints.part_files import part_name
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.checkpoints.tensors import STATE
 from megatron_ext.contract.errors import EngineError

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.checkpoints.tensors import parts
 from megatron_ext.contract.goal import BLEU, SPLIT
 from megatron_ext.contract.plan import Plan

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.checkpoints.meta import Checkpoint
-from megatron_ext.checkpoints.part_files import part_name
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.model import ModelConfig, family_named, family_names

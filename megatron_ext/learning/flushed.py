@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ from megatron_ext.contract.adaptive.noise import Halves
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import ISLAND
 from megatron_ext.data.samples import Position, Samples
+from megatron_ext.engine.executor.messages import quantised, restored
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import HalfGradients, RunningStatistics
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
 from megatron_ext.engine.results import not_finite
-from megatron_ext.learning.rounding import over_cut
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, cut_between
 from megatron_ext.tasks.stage import Stage, evaluation_mode
@@ -29,6 +29,37 @@ from megatron_ext.timeline.recorder import Recorder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+def over_cut(left: Tensors, task: Task) -> Tensors:
+    """Returns what the next stage receives of what has left one; gradients are rounded on their way back.
+
+    Tensors of one number format are rounded together, in their order, as they are sent.
+    """
+    known = task.wires
+    together: Dict[torch.dtype, List[str]] = {}
+    for name, tensor in left.items():
+        if known[name].gradient and not known[name].exact:
+            together.setdefault(tensor.dtype, []).append(name)
+    found = dict(left)
+    for names in together.values():
+        flat: Tensor = _Rounded.apply(  # type: ignore[no-untyped-call]
+            torch.cat([left[name].flatten() for name in names])
+        )
+        parts = torch.split(flat, [left[name].numel() for name in names])
+        found.update((name, part.view(left[name].shape)) for name, part in zip(names, parts))
+    return found
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, numbers: Tensor) -> Tensor:
+        return restored(quantised(numbers), numbers.numel(), numbers.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        return restored(quantised(gradient), gradient.numel(), gradient.dtype)
 
 
 class Batches:

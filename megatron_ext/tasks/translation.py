@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.data.blend import samples_of_plan
-from megatron_ext.data.bucketing import BatchAssignment, Bucketed, Side
-from megatron_ext.data.pairs import Pairs, PairSamples
+from megatron_ext.data.pairs import BatchAssignment, Bucketed, Pairs, PairSamples, Side
 from megatron_ext.data.samples import SPLITS, Samples
 from megatron_ext.parallel.cross_entropy import vocab_hits, vocab_losses
 from megatron_ext.parallel.tensor_parallel import TensorGroup

@@ -21,7 +21,7 @@ from conf.run_folder.log_lines import LogText
 from conf.run_folder.run_files import opened, read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.errors import RankFailure
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault
 from megatron_ext.contract.plan_parts import Place

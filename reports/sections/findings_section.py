@@ -11,7 +11,7 @@ from typing import NamedTuple
 from conf.reading.words import with_values
 from conf.run_folder.rundir import rank_ranges
 from conf.visible import plural
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.errors import RankFailure
 from reports.figures.page import Names, Row, bullets, copyable, table
 from reports.readers.judgement import Complaint, Culprit, Findings, Verdict
 from reports.readers.record import Record

@@ -23,7 +23,7 @@ _ITERATION, _VECTORISED = "fasop/simulation/iteration.py", "fasop/simulation/vec
 _SCALE, _SHARE = "megatron_ext/engine/optimizer/precision.py", "megatron_ext/engine/gradients/share.py"
 _UPDATE, _RATE = "megatron_ext/engine/optimizer/update_rules.py", "megatron_ext/engine/optimizer/learning_rate.py"
 _EXECUTOR, _LOSS = "megatron_ext/engine/executor/executor.py", "megatron_ext/parallel/cross_entropy.py"
-_DEAL, _REPLAY = "megatron_ext/contract/schedule/deal.py", "megatron_ext/contract/schedule/replay.py"
+_DEAL, _REPLAY = "megatron_ext/contract/schedule/iteration.py", "megatron_ext/contract/schedule/replay.py"
 
 _JUDGED = "tests/launch/judge/"
 _SEARCHED = "tests/fasop/search/"

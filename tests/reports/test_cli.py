@@ -18,7 +18,7 @@ import pytest
 
 from conf.errors import RunFolderError
 from launch.commands.report import main
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.errors import RankFailure
 from reports.errors import ReportError
 from reports.readers.judgement import Findings
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user

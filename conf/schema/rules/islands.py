@@ -9,7 +9,7 @@ from conf.schema.executor import Executor, Rehearse
 from conf.schema.parallel import Parallel
 from conf.schema.train import Train
 from megatron_ext.contract.keys import shown
-from megatron_ext.contract.rules.islands import WHY_NOT
+from megatron_ext.contract.rules.layout import WHY_NOT
 
 
 def check(parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic, engine: Engine, executor: Executor) -> None:

@@ -17,7 +17,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.shares import overhead
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.plan_parts import Choosing, Elastic, NodeCounts, RankTimes, TimesInStreams
-from megatron_ext.contract.schedule.deal import SampleDivision, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, several
 
 if TYPE_CHECKING:
     from fasop.costs.training import PlacedTraining

@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Callable, Dict, Mapping, Optional, Tuple
 
 from megatron_ext.checkpoints.foreign import hf_gpt2, hf_llama
-from megatron_ext.checkpoints.header import Entry, read_header
-from megatron_ext.checkpoints.part_files import part_names
+from megatron_ext.checkpoints.header import Entry, part_names, read_header
 from megatron_ext.checkpoints.published import WHOLE, chosen, tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why

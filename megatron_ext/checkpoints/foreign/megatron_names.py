@@ -19,7 +19,7 @@ from megatron_ext.checkpoints.foreign.torch_dist import (
     read_index,
     write,
 )
-from megatron_ext.checkpoints.part_files import part_names
+from megatron_ext.checkpoints.header import part_names
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.models.model import ModelConfig

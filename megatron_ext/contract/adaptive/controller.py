@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from megatron_ext.contract.adaptive.config import GOODPUT, NONE, SIMILARITY, AdaptConfig
+from megatron_ext.contract.adaptive.config import (
+    GAIN,
+    GOODPUT,
+    NONE,
+    SIMILARITY,
+    AdaptConfig,
+    BatchRange,
+    by_goodput,
+    by_noise,
+    by_similarity,
+)
 from megatron_ext.contract.adaptive.noise import Halves, Measurement, measurement, noise_scale, similarity, sought_batch
-from megatron_ext.contract.adaptive.rules import GAIN, BatchRange, by_goodput, by_noise, by_similarity
 from megatron_ext.contract.adaptive.shares import (
     Measured,
     Replica,
@@ -22,7 +31,7 @@ from megatron_ext.contract.adaptive.shares import (
     rounds,
     ways_of,
 )
-from megatron_ext.contract.schedule.deal import SampleDivision, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, several
 
 
 class Decision(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.deal import SampleDivision, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, several
 
 
 class Times(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from megatron_ext.contract.plan_check import PlanFault, Rules, Values, fault
-from megatron_ext.contract.rules import batch, engine, islands, layout, memory, rehearsal, training
+from megatron_ext.contract.plan_check import PlanFault, Values, fault
+from megatron_ext.contract.rules import batch, engine, layout, memory, training
 
 
 def check_rules(plan: Values) -> None:
@@ -12,12 +12,7 @@ def check_rules(plan: Values) -> None:
     Raises:
         PlanFault: a rule does not hold.
     """
-    for part in (batch, memory, layout, islands, training, rehearsal, engine):
-        _check_part(plan, part.RULES)
-
-
-def _check_part(plan: Values, rules: Rules) -> None:
-    for keys, rule in rules:
-        if all(key in plan for key in keys):
-            for broken in rule(plan):
+    for part in (batch, memory, layout, training, engine):
+        for keys, rule in part.RULES:
+            for broken in rule(plan) if all(key in plan for key in keys) else ():
                 raise broken if isinstance(broken, PlanFault) else fault(*broken)

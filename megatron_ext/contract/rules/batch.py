@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from megatron_ext.contract.adaptive.config import NONE
-from megatron_ext.contract.adaptive.rules import BatchRange
+from megatron_ext.contract.adaptive.config import NONE, BatchRange
 from megatron_ext.contract.parallel_config import broken_by_stream
 from megatron_ext.contract.plan_check import GRID, Faults, PlanFault, Rules, Values
 from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT

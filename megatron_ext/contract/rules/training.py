@@ -1,13 +1,111 @@
-"""What a plan trains, how, and on which data."""
+"""What a plan trains, how, and on which data; and what a rehearsed plan knows of its times."""
 
 from __future__ import annotations
 
+from typing import Collection, Iterator, List
+
+from megatron_ext.contract.adaptive.config import NONE
+from megatron_ext.contract.keys import Get, shown
 from megatron_ext.contract.layout import lcm
-from megatron_ext.contract.models.keys import DEFAULT
-from megatron_ext.contract.models.model import IMAGES, Family, family_named
-from megatron_ext.contract.models.rules import broken_by_model
+from megatron_ext.contract.models.keys import DEFAULT, ROTARY
+from megatron_ext.contract.models.model import IMAGES, OPTIONS, Family, families_with, family_named
 from megatron_ext.contract.plan_check import Faults, PlanFault, Rules, Values
 from megatron_ext.contract.train_config import broken_by_training
+
+
+def broken_by_model(get: Get, family: Family) -> Iterator[str]:
+    """Every rule that a model of this family breaks, as a message; each key alone is known to be right.
+
+    Args:
+        get: the value of a key of `model`, or what it is to be where there is none.
+    """
+    yield from _broken_options(get, family)
+    if family.user_code:
+        return
+    of_family = f"model.family={family.name}"
+    for key in family.needs:
+        if get(key, None) is None:
+            yield f"model.{key} is not set, but {of_family} needs it; give model.{key}=…"
+    if family.counts_all:
+        return
+    if family.one_head:
+        heads, layers = get("heads", 1), get("layers", family.fewest_layers)
+        if heads != 1:
+            yield f"model.heads={heads}: {family.one_head}; use 1"
+        if layers < family.fewest_layers:
+            yield f"model.layers={layers}: {family.why_layers}; use {family.fewest_layers} or more"
+    yield from _broken_positions(get, family)
+    yield from _broken_window(get)
+
+
+def _broken_options(get: Get, family: Family) -> Iterator[str]:
+    """Options that say nothing with this family."""
+    of_family = f"model.family={family.name}"
+    for key, default in OPTIONS.items():
+        value, families = get(key, default), families_with(key)
+        if value == default:
+            continue
+        if families and key not in family.options:
+            *others, last = families
+            whose = f"{', '.join(others)} or {last}" if others else last
+            yield (
+                f"model.{key}={shown(value)} is only for model.family={whose}, not for {of_family}; leave it out, or "
+                f"use model.{key}={shown(default)}"
+            )
+        if family.one_head and key in family.without:
+            yield f"model.{key}={shown(value)} is for transformers, not for {of_family}; leave it out"
+
+
+def _broken_window(get: Get) -> Iterator[str]:
+    every = get("full_attention_every", None)
+    if every is not None and get("sliding_window", None) is None:
+        yield f"model.full_attention_every={every} says nothing without model.sliding_window; set that, or leave it out"
+
+    base = get("sliding_rotary_base", None)
+    if base is not None and get("sliding_window", None) is None:
+        yield f"model.sliding_rotary_base={base:g} says nothing without model.sliding_window; set that, or leave it out"
+    if get("geglu", False) and not get("swiglu", False):
+        yield "model.geglu=true says nothing without model.swiglu=true, the gate; set that, or leave it out"
+
+
+def _broken_positions(get: Get, family: Family) -> Iterator[str]:
+    key = "position_embedding_type"
+    positions, width, scaling = get(key, OPTIONS[key]), get("kv_channels", None), get("rope_scaling_factor", None)
+    percent = get("rotary_percent", 1.0)
+    if positions not in family.positions:
+        yield (
+            f"model.{key}={positions} cannot be combined with model.family={family.name}; use "
+            f"{' or '.join(family.positions)}"
+        )
+    if positions != ROTARY:
+        if scaling is not None:
+            yield (
+                f"model.rope_scaling_factor={scaling} is only for model.{key}=rope, not for {positions}; use null, or "
+                "rope"
+            )
+        if (base := get("sliding_rotary_base", None)) is not None:
+            yield f"model.sliding_rotary_base={base:g} is only for model.{key}=rope, not for {positions}; leave it out"
+        if percent != 1.0:
+            yield f"model.rotary_percent={percent} is only for model.{key}=rope, not for {positions}; use 1.0, or rope"
+        return
+    if width is not None and width % 2:
+        yield (
+            f"model.kv_channels={width} is odd, but model.{key}=rope rotates pairs of numbers; use {width + 1}, or "
+            "another even number"
+        )
+    hidden, heads = get("hidden", 0), get("heads", 1)
+    if width is None and heads and not hidden % heads and hidden // heads % 2:
+        yield (
+            f"model.hidden={hidden} and model.heads={heads} give heads of width {hidden // heads}, but "
+            f"model.{key}=rope rotates pairs of numbers; choose sizes whose ratio is even"
+        )
+    whole = width or (hidden // heads if heads else 0)
+    rotated = int(whole * percent)
+    if percent != 1.0 and whole and (rotated % 2 or not rotated):
+        yield (
+            f"model.rotary_percent={percent} rotates {rotated} of a head's {whole} numbers, but model.{key}=rope "
+            f"rotates pairs of them; use {2 * max(1, rotated // 2) / whole:g}, or another even number of them"
+        )
 
 
 def _model(plan: Values) -> Faults:
@@ -96,6 +194,54 @@ def _family_of(plan: Values) -> Family:
     return family_named(plan["model"].get("family", DEFAULT))
 
 
+def _rehearsal(plan: Values) -> Faults:
+    rehearsal, adapt = plan["rehearsal"] or {}, plan.get("adapt") or {}
+    if rehearsal.get("ranks") is None:
+        return
+    yield from _times("rehearsal.ranks", rehearsal["ranks"], plan)
+    others = rehearsal.get("other_sizes") or []
+    for number, other in enumerate(others):
+        yield from _times(f"rehearsal.other_sizes[{number}].ranks", other["ranks"], plan)
+    timed = {plan.get("micro_batch_size"), *(other["size"] for other in others)}
+    lacking = {size for sizes in adapt.get("micro_batch_sizes") or () for size in sizes} - timed
+    if lacking:
+        yield "rehearsal.other_sizes", sorted(timed), f"with the times of micro-batches of {min(lacking)} samples"
+    yield from _rehearsed_streams(plan, rehearsal.get("in_streams") or [], timed)
+    samples = [point["samples"] for point in rehearsal.get("noise") or ()]
+    if adapt.get("rule", NONE) != NONE and not samples:
+        yield "rehearsal.noise", rehearsal.get("noise"), "given with adapt.rule"
+    if samples != sorted({*samples}):
+        yield "rehearsal.noise", samples, "samples in increasing order"
+
+
+def _rehearsed_streams(plan: Values, timed: List[Values], sizes: Collection[int]) -> Faults:
+    """Whether there are times for all streams that replicas may have, with each size of micro-batches."""
+    of_replicas = (plan.get("adapt") or {}).get("streams") or ()
+    counts = [*(plan.get("streams") or ()), *(one for sizes in of_replicas for of_size in sizes for one in of_size)]
+    most = max(counts, default=1)
+    lacking = {*sizes} - {one["size"] for one in timed}
+    if most > 1 and lacking:
+        yield "rehearsal.in_streams", [one["size"] for one in timed], f"with micro-batches of {min(lacking)} samples"
+    for number, one in enumerate(timed):
+        key = f"rehearsal.in_streams[{number}]"
+        yield from _times(f"{key}.ranks", one["ranks"], plan)
+        if len(one["rates"]) != len(plan["ranks"]) or min(map(len, one["rates"])) < most:
+            yield f"{key}.rates", one["rates"], f"of {len(plan['ranks'])} ranks, for up to {most} streams each"
+        if len(one["copy_ns"]) != len(plan["ranks"]):
+            yield f"{key}.copy_ns", one["copy_ns"], f"of {len(plan['ranks'])} ranks"
+
+
+def _times(key: str, times: List[Values], plan: Values) -> Faults:
+    """Faults of the ranks' times."""
+    count, chunks = len(plan["ranks"]), plan["chunks"]
+    if len(times) != count:
+        yield key, len(times), f"of {count} ranks"
+    for number, of_rank in enumerate(times):
+        for of_chunks in ("forward_ns", "backward_ns"):
+            if len(of_rank.get(of_chunks, range(chunks))) != chunks:
+                yield f"{key}[{number}].{of_chunks}", of_rank[of_chunks], f"of chunks={chunks} numbers"
+
+
 RULES: Rules = [
     (("model", "tensor"), _model),
     (("train",), _train),
@@ -105,4 +251,5 @@ RULES: Rules = [
     (("model",), _bucketing),
     (("model",), _documents),
     (("model", "train"), _adapters),
+    (("rehearsal", "ranks", "chunks"), _rehearsal),
 ]

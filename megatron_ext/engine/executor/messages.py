@@ -13,15 +13,44 @@ from torch.nn.functional import pad
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.events import TENSOR
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.parallel_config import Compress, compressed_bytes
+from megatron_ext.contract.parallel_config import BLOCK, SCALE_BYTES, Compress, compressed_bytes
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.replay import AnyAction
 from megatron_ext.contract.schedule.schedules import Kind
-from megatron_ext.engine.executor.int8 import quantised, restored
 from megatron_ext.parallel.comm import Peer, all_gather, all_reduce, annotate_errors
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.task import DECODER_SEQUENCE, SEQUENCE, Task, Tensors
+
+# Numbers in 8 bits, by block: what goes from stage to stage with `parallel.compress=int8`.
+#
+# A block's scale is its largest absolute number divided by 127; each number is rounded to a multiple of it, half to
+# even. Where a block has a number that is not finite, nothing of what is restored is, so that fp16's loss scaler
+# notices.
+
+LARGEST = 127
+
+
+def quantised(numbers: Tensor) -> Tensor:
+    """Returns int8 [`compressed_bytes(n)`] from n numbers of any shape: the scales' bytes, then the rounded numbers."""
+    flat = numbers.detach().flatten().float()
+    count, blocks = flat.numel(), -(-flat.numel() // BLOCK)
+    rows = pad(flat, (0, blocks * BLOCK - count)).view(blocks, BLOCK)
+    scales = torch.linalg.vector_norm(rows, torch.inf, dim=1, keepdim=True) / LARGEST
+    rounded = (rows / scales).round_().clamp_(-LARGEST, LARGEST)  # of zeros 0 / 0, which a scale of 0 restores as 0
+    found = torch.empty(compressed_bytes(count), dtype=torch.int8, device=flat.device)
+    found[: SCALE_BYTES * blocks].view(torch.float32).copy_(scales.view(-1))
+    found[SCALE_BYTES * blocks :].copy_(rounded.view(-1)[:count])
+    return found
+
+
+def restored(message: Tensor, count: int, dtype: torch.dtype) -> Tensor:
+    """Returns the `count` numbers [`count`] of what `quantised` gives, in another number format."""
+    blocks = -(-count // BLOCK)
+    scales = message[: SCALE_BYTES * blocks].view(torch.float32)
+    rows = pad(message[SCALE_BYTES * blocks :], (0, blocks * BLOCK - count)).view(blocks, BLOCK)
+    return (rows * scales.view(blocks, 1)).view(-1)[:count].to(dtype)
+
 
 Channels = Dict[Kind, List[List[Peer]]]
 """For each kind of message, to or from whom that of micro-batch m goes: those at m modulo the length of the list. A

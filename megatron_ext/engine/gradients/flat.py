@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from megatron_ext.contract.layout import lcm
-from megatron_ext.engine.gradients.share import Bucket, Share
-from megatron_ext.engine.gradients.whole import WholeWeights
+from megatron_ext.engine.gradients.share import Bucket, Share, WholeWeights
 
 GRADIENT_BYTES = 4
 """Bytes of a sum of gradients, which is in fp32."""

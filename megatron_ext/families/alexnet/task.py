@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from megatron_ext.tasks.images.convolutional import StackedTask
+from megatron_ext.tasks.images.image_task import StackedTask
 
 TASK = StackedTask

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import List, Tuple
 
 from megatron_ext.contract.keys import left_out
-from megatron_ext.contract.models.lstms import LstmFamily
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.models.pieces import Stack, Wire, present
+from megatron_ext.contract.models.tokens import LstmFamily
 from megatron_ext.families.awd_lm.options import AwdLmOptions
 
 

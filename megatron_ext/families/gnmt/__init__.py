@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Dict, List, Tuple
 
 from megatron_ext.contract.goal import OF_TRANSLATION
-from megatron_ext.contract.models.lstms import CELL_KEEPS, LstmFamily, lstm_parameters
 from megatron_ext.contract.models.model import PAIRS, ModelConfig
 from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack, Wire, present
+from megatron_ext.contract.models.tokens import CELL_KEEPS, LstmFamily, lstm_parameters
 
 
 class _Gnmt(LstmFamily):

@@ -32,8 +32,8 @@ from megatron_ext.families.huggingface.crossing import (
     hidden_of,
     wire_of,
 )
-from megatron_ext.families.huggingface.initial import fill
 from megatron_ext.families.huggingface.library import Headed, layers_of, placed, transformers
+from megatron_ext.families.huggingface.weights import fill
 
 MOST_WEIGHTS = 2**22
 """Weights of a matrix that a product with zeros may touch, at most."""

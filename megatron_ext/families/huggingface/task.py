@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.families.huggingface.anatomy import Anatomy
-from megatron_ext.families.huggingface.apart import require_positions
-from megatron_ext.families.huggingface.blocks import Embedding, Head, keeps_apart, layer_of
+from megatron_ext.families.huggingface.blocks import Embedding, Head, keeps_apart, layer_of, require_positions
 from megatron_ext.families.huggingface.library import made
 from megatron_ext.families.huggingface.lora import Adapters, is_adapter
 from megatron_ext.families.huggingface.routing import BALANCE, BALANCED, TABLE, Routing

@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from megatron_ext.contract.models.images import image_blocks
 from megatron_ext.families.resnet import EXPANSION
-from megatron_ext.tasks.images.convolutional import ConvolutionalTask
-from megatron_ext.tasks.images.image_task import empty_convolution, empty_linear
+from megatron_ext.tasks.images.image_task import ConvolutionalTask, empty_convolution, empty_linear
 from megatron_ext.tasks.task import Running
 
 MOMENTUM = 0.1

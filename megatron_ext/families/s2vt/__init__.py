@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Dict, List, Tuple
 
-from megatron_ext.contract.models.lstms import LstmFamily
 from megatron_ext.contract.models.model import VIDEOS, ModelConfig
 from megatron_ext.contract.models.pieces import Parameter, Parameters, Stack, Wire, linear_parameters, present
-from megatron_ext.contract.models.tokens import matrices
+from megatron_ext.contract.models.tokens import LstmFamily, matrices
 
 
 class _S2vt(LstmFamily):

@@ -17,7 +17,7 @@ from fasop.trainings.replica_times import halves_of
 from launch.commands.simulate import played
 from launch.commands.simulating import experiment
 from launch.commands.simulating.arguments import parse
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 from tests.fasop.search.shares.test_batch_division import compositions
 from tests.fasop.shares.test_of_profiles import imported
 from tests.support.fasop import quickstart

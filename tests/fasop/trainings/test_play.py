@@ -18,7 +18,7 @@ from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.controller import Controller
 from megatron_ext.contract.adaptive.noise import Noise, halves, measurement, noise_scale, similarity
 from megatron_ext.contract.adaptive.shares import Times, longest
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 from tests.support.cases import fewer
 
 

@@ -9,7 +9,7 @@ import pytest
 from fasop.simulation.iteration import Durations
 from fasop.simulation.ranks.replay import StageTimes
 from fasop.trainings.replica_times import FULL, PERIOD, SeveralStages, halves_of
-from megatron_ext.contract.schedule.deal import dealt
+from megatron_ext.contract.schedule.iteration import dealt
 
 
 def drawn(random: Random, stages: int) -> Durations:

@@ -11,7 +11,7 @@ from fasop.trainings.play import Player, State, Stretch
 from launch.commands.simulate import played
 from launch.commands.simulating import experiment
 from launch.commands.simulating.arguments import parse
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 from tests.fasop.shares.test_own_streams import words
 
 __all__ = ["words"]

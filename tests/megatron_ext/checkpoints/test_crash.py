@@ -14,8 +14,8 @@ import pytest
 from torch.distributed import HashStore
 
 from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.header import part_names
 from megatron_ext.checkpoints.meta import Checkpoint
-from megatron_ext.checkpoints.part_files import part_names
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Samples

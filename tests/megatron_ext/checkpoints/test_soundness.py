@@ -14,10 +14,9 @@ import torch
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.checkpoints.header import LENGTH, of_part, read_header
+from megatron_ext.checkpoints.header import LENGTH, of_part, part_name, read_header
 from megatron_ext.checkpoints.kept_weights import kind_of
 from megatron_ext.checkpoints.meta import Checkpoint, Meta
-from megatron_ext.checkpoints.part_files import part_name
 from megatron_ext.checkpoints.part_tensors import read_part
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.tasks import task_of

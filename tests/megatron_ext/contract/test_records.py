@@ -14,7 +14,7 @@ from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract import events
-from megatron_ext.contract.failure import RankFailure
+from megatron_ext.contract.errors import RankFailure
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import checkpoint_iteration, checkpoint_name
 

@@ -28,7 +28,7 @@ from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.core.parts import ModelParts, tensor_group
 from megatron_ext.families.tasks import task_of
-from megatron_ext.measuring.core_parts import CoreParts
+from megatron_ext.measuring.kinds import CoreParts
 from megatron_ext.measuring.passes import Parts
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from tests.support.megatron_ext.another_process import in_another_process

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from megatron_ext.data.blend import BlendedSamples
-from megatron_ext.data.bucketing import BatchAssignment, Bucketed, Side
-from megatron_ext.data.pairs import PairSamples
+from megatron_ext.data.pairs import BatchAssignment, Bucketed, PairSamples, Side
 from megatron_ext.data.samples import Split
 from tests.support.megatron_ext.pairs import write_pairs
 

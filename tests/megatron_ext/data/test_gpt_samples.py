@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.schedule.deal import dealt_to
+from megatron_ext.contract.schedule.iteration import dealt_to
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.index_maps import compute
 from megatron_ext.data.indexed_dataset import write_indexed

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Split

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.contract.parallel_config import Compress, compressed_bytes
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.gpt_samples import GptSamples
 from megatron_ext.data.samples import Split
-from megatron_ext.engine.executor.int8 import quantised, restored
-from megatron_ext.engine.executor.messages import message_of
+from megatron_ext.engine.executor.messages import message_of, quantised, restored
 from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut

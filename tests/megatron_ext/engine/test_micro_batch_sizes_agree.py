@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from megatron_ext.contract.adaptive.controller import Controller, Decision
-from megatron_ext.contract.schedule.deal import SampleDivision, dealt, firsts, several
+from megatron_ext.contract.schedule.iteration import SampleDivision, dealt, firsts, several
 from megatron_ext.engine import engine
 from tests.megatron_ext.engine.test_adaptive_agrees import GROWING, batches, decisions
 from tests.megatron_ext.engine.test_layouts_agree import assert_equal

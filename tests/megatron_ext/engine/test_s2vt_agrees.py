@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.contract.plan import Plan
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.videos import VideoSamples

@@ -15,7 +15,7 @@ from conf.errors import ConfigError
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.engine import engine as engine_module
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.gradients.whole import WholeWeights
+from megatron_ext.engine.gradients.share import WholeWeights
 from tests.megatron_ext.engine.optimizer.test_optimizers_agree import ONE, assert_equal
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 from tests.support.megatron_ext.pretended_gpus import pretended_gpus

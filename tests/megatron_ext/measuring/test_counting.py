@@ -9,10 +9,9 @@ import torch
 from torch.nn import functional as F
 
 from megatron_ext.families.tasks import task_of
-from megatron_ext.measuring import repeated_layers
-from megatron_ext.measuring.counting import counted
+from megatron_ext.measuring import counting
+from megatron_ext.measuring.counting import Repeated, counted
 from megatron_ext.measuring.live_bytes import LiveBytes, attention_as_on_gpu
-from megatron_ext.measuring.repeated_layers import Repeated
 from megatron_ext.parallel import tensor_parallel
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
@@ -93,7 +92,7 @@ def test_layers_that_stand_by_are_counted_as_if_they_had_computed(
     plan = plan_of(config, tmp_path)
     assert len(Repeated(task_of(plan).blocks).standing_by) >= 4
     few = counted(plan, [1, 2], 2)
-    monkeypatch.setattr(repeated_layers, "COMPUTED", 12)
+    monkeypatch.setattr(counting, "COMPUTED", 12)
     assert Repeated(task_of(plan).blocks).standing_by == []
     assert counted(plan, [1, 2], 2) == few
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from megatron_ext.families.gpt.task import GptTask
 from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
-from megatron_ext.tasks import initial_weights
-from megatron_ext.tasks.initial_weights import draw
 from megatron_ext.tasks.language import language_task
+from megatron_ext.tasks.language.language_task import draw
 from megatron_ext.tasks.stage import Stage
 from tests.megatron_ext.test_worker import ended
 from tests.support.megatron_ext.engine_run import EngineRun
@@ -52,7 +51,7 @@ def share_of(whole: torch.Tensor, filled: int, shard: Shard | None, size: int, r
     st.integers(1, 40),
     st.one_of(st.integers(1, 70), st.sampled_from([16, 32, 48, 64, 128])),
     st.floats(0.1, 1.0),
-    st.sampled_from([64, 512, initial_weights.PIECE]),
+    st.sampled_from([64, 512, language_task.PIECE]),
 )
 def test_a_share_is_what_torch_draws_there(
     shard: Shard | None, size: int, rows: int, columns: int, part: float, piece: int
@@ -63,7 +62,7 @@ def test_a_share_is_what_torch_draws_there(
     filled = max(1, int(rows * part)) if shard in (None, Shard(0)) else rows
     whole = plain(rows, filled, columns)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(initial_weights, "PIECE", piece)
+        patch.setattr(language_task, "PIECE", piece)
         for rank in range(size):
             expected = whole if shard is None else shard.part(whole, size, rank)
             assert torch.equal(share_of(whole, filled, shard, size, rank), expected)
@@ -79,7 +78,7 @@ def test_what_comes_after_the_own_share_is_not_drawn(monkeypatch: pytest.MonkeyP
             return call(self, *args, **named)
 
         monkeypatch.setattr(torch.Tensor, name, counting)
-    monkeypatch.setattr(initial_weights, "PIECE", 1024)
+    monkeypatch.setattr(language_task, "PIECE", 1024)
     rows, columns = 256, 64
     own = rows // 4 * columns
     for rank in range(4):

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from megatron_ext.contract.events import NAMES
-from megatron_ext.parallel import clock
+from megatron_ext.parallel import meeting
 from megatron_ext.timeline.event_files import EventBuffer, EventFile
 from megatron_ext.timeline.recorder import Recorder, begin_events
 from tests.megatron_ext.engine.test_parts import RECORD
@@ -29,7 +29,7 @@ def rank_main(rank: int, port: int, folder: Path, run: Path, corpus: Path) -> No
     socket.gethostname = lambda: HOSTS[rank]
     begin_events(folder / f"{rank}.bin", plan, plan.ranks[rank])
     buffer = EventBuffer()
-    clock.align(Recorder(buffer), store, "begin")
+    meeting.align_clocks(Recorder(buffer), store, "begin")
     EventFile(folder / f"{rank}.bin", buffer).write(last=True)
     dist.destroy_process_group()
 

@@ -12,9 +12,9 @@ import sys
 from typing import Any
 
 from megatron_ext import profile, worker
+from megatron_ext.contract.files import GrowingNote
 from megatron_ext.measuring.room import Room
 from megatron_ext.measuring.steps import Copies
-from megatron_ext.timeline.notes import GrowingNote
 
 AT = {what: int(samples) for what, samples in (one.split(":") for one in os.environ["KILLED_AT"].split(","))}
 

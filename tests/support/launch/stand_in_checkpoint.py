@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from megatron_ext.checkpoints.header import of_part, packed
+from megatron_ext.checkpoints.header import of_part, packed, part_file
 from megatron_ext.checkpoints.meta import Meta, written
-from megatron_ext.checkpoints.part_files import part_file
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.run_files import META, checkpoint_name

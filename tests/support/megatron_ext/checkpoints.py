@@ -10,9 +10,8 @@ from pathlib import Path
 import torch
 
 from megatron_ext.checkpoints import safetensors
-from megatron_ext.checkpoints.header import of_part
+from megatron_ext.checkpoints.header import of_part, part_file, part_names
 from megatron_ext.checkpoints.meta import Checkpoint, Meta, written
-from megatron_ext.checkpoints.part_files import part_file, part_names
 
 MODEL = {"layers": 4, "hidden": 64, "heads": 4, "sequence_length": 128, "vocab_size": 257}
 """`model=tiny`."""

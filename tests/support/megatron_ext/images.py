@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.contract.plan import Plan
-from megatron_ext.contract.schedule.deal import SampleDivision, dealt
+from megatron_ext.contract.schedule.iteration import SampleDivision, dealt
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.images import ImageSamples
 from megatron_ext.families.resnet.task import BatchNorm

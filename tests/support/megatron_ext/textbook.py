@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.contract.adaptive.config import lr_factor
 from megatron_ext.contract.parallel_config import Schedule
 from megatron_ext.contract.plan import Plan

@@ -118,7 +118,7 @@ def working(kind: str) -> Any:
 def whole(config: Any) -> torch.nn.Module:
     """The whole model as transformers makes it, with the weights that a run with seed 1 begins with."""
     from megatron_ext.families.huggingface import library
-    from megatron_ext.families.huggingface.initial import fill
+    from megatron_ext.families.huggingface.weights import fill
 
     with torch.device("meta"):
         model = library._made(library.transformers(), config)

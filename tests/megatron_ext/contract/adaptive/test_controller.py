@@ -7,10 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from megatron_ext.contract.adaptive.config import GOODPUT, NOISE, NONE, SIMILARITY, AdaptConfig, lr_factor
+from megatron_ext.contract.adaptive.config import (
+    GOODPUT,
+    NOISE,
+    NONE,
+    SIMILARITY,
+    AdaptConfig,
+    BatchRange,
+    by_goodput,
+    by_noise,
+    by_similarity,
+    lr_factor,
+)
 from megatron_ext.contract.adaptive.controller import Controller, Decision
 from megatron_ext.contract.adaptive.noise import Halves
-from megatron_ext.contract.adaptive.rules import BatchRange, by_goodput, by_noise, by_similarity
 from megatron_ext.contract.adaptive.shares import Times
 
 CONFIG = AdaptConfig(NOISE, 0.3, 64, 4096, 100, 0.1, 1, "sqrt", rebalance=False)

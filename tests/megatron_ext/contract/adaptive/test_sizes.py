@@ -20,7 +20,7 @@ from megatron_ext.contract.adaptive.shares import (
     fastest_division,
     longest_of_division,
 )
-from megatron_ext.contract.schedule.deal import SampleDivision
+from megatron_ext.contract.schedule.iteration import SampleDivision
 
 CONFIG = AdaptConfig(NONE, 0.3, 16, 16, 100, 0.1, 1, "sqrt", rebalance=True, micro_batch_sizes=[[2, 4, 8], [2, 4]])
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from megatron_ext.contract.schedule.deal import dealt, dealt_to
+from megatron_ext.contract.schedule.iteration import dealt, dealt_to
 
 
 @pytest.mark.parametrize(("replicas", "each"), [(1, 5), (4, 1), (3, 7), (16, 3)])

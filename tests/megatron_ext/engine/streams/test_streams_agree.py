@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.schedule.streams import SEMANTICS
 from megatron_ext.data.samples import BEGINNING

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conf.compose import compose
-from megatron_ext.checkpoints.part_files import part_name
+from megatron_ext.checkpoints.header import part_name
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan import Plan
