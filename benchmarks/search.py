@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from conf.compose import compose
+from conf.schema.experiment import Gpu
 from fasop.costs.hardware import NodeKind
 from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.local_search import bottleneck, exhaustive, improved
@@ -86,7 +87,8 @@ def _told(ratios: np.ndarray) -> dict[str, float]:
 
 def large() -> dict[str, Any]:
     inputs = read(["cluster=a10x8", "model=13b", "parallel.global_batch_size=8192", "train.precision=bf16"])
-    kinds = [_nodes(inputs.kinds[0], gpu) for gpu in LARGE]
+    gpus = compose([f"+gpu@cluster.gpus.{gpu}={gpu}" for gpu in LARGE]).cluster.gpus
+    kinds = [_nodes(inputs.kinds[0], gpu, gpus[gpu]) for gpu in LARGE]
     seen, plans = search(Space(inputs.training, kinds, Choices()), 10)
     return {
         "sizes": seen.sizes,
@@ -95,8 +97,7 @@ def large() -> dict[str, Any]:
     }
 
 
-def _nodes(kind: NodeKind, name: str) -> NodeKind:
-    gpu = compose([f"+gpu@cluster.gpus.another={name}"]).cluster.gpus["another"]
+def _nodes(kind: NodeKind, name: str, gpu: Gpu) -> NodeKind:
     group = replace(kind.group, count=256, gpus_per_node=8)
     return replace(kind, name=name, gpu=replace(gpu, profile=None), profile=None, gpus=8, group=group)
 

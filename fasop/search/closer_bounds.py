@@ -21,6 +21,10 @@ PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
 LITTLE, MUCH = 100, 2000
 """Work: a size that is built is 1 for orders with the same sizes of nodes. (One is about 0.01 CPU seconds.)"""
+UNBOUNDED = -1
+"""In place of a size: those of these nodes, for which there was no time, have no bounds of their own."""
+SIZES = 10
+"""Sizes of a set of nodes that are bounded by a unit of work."""
 PASSES = 2**11
 """Parts times micro-batches: of a candidate with more, simulations take too long."""
 
@@ -35,7 +39,7 @@ def closer_least(
         (bound, next(number), space, size)
         for space in spaces
         if space.least < enough
-        for size, bound in enumerate(space.bounds.tolist())
+        for size, bound in (enumerate(space.bounds.tolist()) if space.is_bounded else [(UNBOUNDED, space.floor)])
         if bound < enough
     ]
     heapq.heapify(heap)
@@ -43,7 +47,12 @@ def closer_least(
     while heap and work < most:
         bound, _, what, step = heapq.heappop(heap)
         progress(work / most)
-        if isinstance(what, Space) and what.few:
+        if isinstance(what, Space) and step == UNBOUNDED:
+            work += 1 + len(what) // SIZES
+            for size, of_size in enumerate(what.bounds.tolist()):
+                if of_size < enough:
+                    heapq.heappush(heap, (of_size, next(number), what, size))
+        elif isinstance(what, Space) and what.few:
             work += len(what.first)
             for group in what.built(step, what.first):
                 one = Bounded.of(group, bound)

@@ -110,6 +110,8 @@ class LowerBounds:
         self._alone_of_some: dict[tuple[int, ...], _Alone] = {}
         self._nodes: dict[tuple[int, int], Nodes] = {}
         self._links: dict[tuple[int, ...], _OnLinks] = {}
+        self.sizes: dict[tuple[int, ...], Sequence[Training]] = {}
+        """The plans of sets of nodes that have the same ones, by what decides which these are."""
 
     def of_work(self, plans: Sequence[Training], recompute: Sequence[Recompute], kinds: Sequence[NodeKind]) -> float:
         """Seconds below which none of these plans is with any schedule, order of the nodes or partition; infinite if

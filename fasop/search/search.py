@@ -220,6 +220,10 @@ class SpaceSearch:
 
     def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
         """All sizes that are worth it, by what is kept when they are reached."""
+        self.left = 0
+        if self._over() and not self._space.is_bounded:  # bounds of all sizes would take long
+            self.left = len(self._space) if self._worth(self._space.floor) else 0
+            return
         for number in [*self._first, *(number for number in self._by_floor() if number not in self._first)]:
             if not self._worth(self._space.bounds[number]):
                 continue

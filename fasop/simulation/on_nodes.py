@@ -281,6 +281,29 @@ class Nodes:
         known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
         return np.array([[[link.latency_s, link.s_per_byte] for link in pair] for pair in known])
 
+    @cached_property
+    def first_alike(self) -> Integers:
+        """[nodes]: the first node that is of the same kind as each, whatever the order."""
+        first: dict[bytes, int] = {}
+        columns = np.ascontiguousarray(self.orders.T)
+        return np.array([first.setdefault(column.tobytes(), number) for number, column in enumerate(columns)])
+
+    def distinct_rows(self, nodes: Integers) -> Integers:
+        """Return rows of nodes without those that are as another one in every order."""
+        return np.unique(self.first_alike[nodes], axis=0)
+
+    def _distinct(self, uses: Uses) -> Uses:
+        """Return the uses without those that are as another one of their item, in every order: of a thousand nodes in a
+        few orders most are."""
+        alike, items = self.first_alike, np.repeat(np.arange(len(uses.starts)), uses.counts)
+        if (alike == np.arange(len(alike))).all():
+            return uses
+        rows = (items, alike[uses.nodes], uses.between, uses.sharing)
+        shape = [int(row.max()) + 1 for row in rows]
+        items, nodes, between, sharing = np.unravel_index(np.unique(np.ravel_multi_index(rows, shape)), shape)
+        starts = np.searchsorted(items, np.arange(len(uses.starts)))
+        return Uses(starts=starts, nodes=nodes, between=between, sharing=sharing)
+
     def links_of(self, training: Training) -> PlacedLinks:
         """That of the last sizes is kept, since plans that differ in something else come one after another."""
         parallel = training.parallel
@@ -349,6 +372,7 @@ class Nodes:
 
     def slowest(self, stages: Uses, training: Training, times: Sequence[LayerTimes]) -> SlowestGpus:
         """`times` are by kind."""
+        stages = self._distinct(stages)
         kinds = self.orders.T[stages.nodes]
         most = np.maximum.reduceat(self.gpu_times(training, times)[:, kinds], stages.starts, axis=1)
         memory = np.array([room_gib(kind, training) for kind in self.kinds])[kinds]
@@ -370,6 +394,7 @@ class Nodes:
 
         `factors`, by kind, are what both are multiplied with. `between`: as in `Use`, of such links alone; 0 of none.
         """
+        uses = self._distinct(uses)
         times = self._of_links * np.array(factors)[:, np.newaxis, np.newaxis]
         used = times[self.orders.T[uses.nodes], uses.between[:, np.newaxis]]
         used[..., 1] *= uses.sharing[:, np.newaxis]

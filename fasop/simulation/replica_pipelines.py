@@ -37,7 +37,7 @@ def by_replica(training: Training, nodes: Nodes) -> Pipelines:
     if not places:
         return lines
     times = nodes.gpu_times(training, [times_on(kind, training) for kind in nodes.kinds])
-    every = [_Own.of(training, lines, times, nodes.orders, one) for one in places]
+    every = [_Own.of(training, lines, times, nodes.orders, nodes.distinct_rows(one.nodes)) for one in places]
     slowest = np.zeros(len(lines), bool)
     slowest[every[0].order[every[0].slowest]] = True
     replicas = [own.replicas(lines, ~slowest, one.micro_batches) for own, one in zip(every, places, strict=True)]
@@ -78,10 +78,10 @@ class _Own(NamedTuple):
     """[replicas]: whether each takes as long as the slowest GPU of every stage."""
 
     @classmethod
-    def of(cls, training: Training, lines: Pipelines, times: Floats, orders: Integers, places: _Places) -> _Own:
-        """`times` are `Nodes.gpu_times`, and `lines` are on nodes in these orders."""
-        kinds = orders[:, places.nodes].reshape(-1, places.nodes.shape[1])
-        numbers = np.repeat(np.arange(len(orders)), len(places.nodes))
+    def of(cls, training: Training, lines: Pipelines, times: Floats, orders: Integers, places: Integers) -> _Own:
+        """`times` are `Nodes.gpu_times`, and `lines` are on nodes in these orders; for `places` see `_Places.nodes`."""
+        kinds = orders[:, places].reshape(-1, places.shape[1])
+        numbers = np.repeat(np.arange(len(orders)), len(places))
         rows = np.unique(np.column_stack([numbers, kinds]), axis=0)
         order, own = rows[:, 0], times[:, rows[:, 1:].T]
         half = len(own) // 2 - 1

@@ -76,17 +76,17 @@ class PairPlacement:
 def place_pairs(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int) -> PairPlacement:
     """Do as `fasop.costs.network.placement.place`, for pairs of nodes."""
     nodes = stage_nodes(gpus_per_node, tensor, data, pipeline)
-    hops = [[*zip(here, there, strict=True)] for here, there in pairwise([*nodes, nodes[0]])]
-    ends = [*zip(nodes[0], nodes[-1], strict=True)]
+    hops = [*pairwise([*nodes, nodes[0]])]
+    ends = nodes[0], nodes[-1]
     turning = [[pair for ring in range(tensor) for pair in around(of_stage[ring::tensor])] for of_stage in nodes]
     return PairPlacement(
-        hops=PairUses.of([pairs_of(transfers(hop), hop) for hop in hops]),
+        hops=PairUses.of([pairs_of(transfers(*hop), zip(*hop, strict=True)) for hop in hops]),
         sums=PairUses.of(
             [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, [tensor] * pipeline), turning, strict=True)],
             together=True,
         ),
         embedding=PairUses.of(
-            [pairs_of(transfers(ends, both_ways=True), [*ends, *((there, here) for here, there in ends)])]
+            [pairs_of(transfers(*ends, both_ways=True), [*zip(*ends, strict=True), *zip(*ends[::-1], strict=True)])]
         ),
     )
 

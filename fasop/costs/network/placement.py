@@ -7,10 +7,10 @@ depends on the node's kind is left open, so that one placement serves all orders
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,11 @@ class Uses:
     nodes: Integers
     between: Integers
     sharing: Integers
+
+    @property
+    def counts(self) -> Integers:
+        """[items]"""
+        return np.diff(self.starts, append=len(self.nodes))
 
     @classmethod
     def of(cls, items: Sequence[Sequence[Use]]) -> Uses:
@@ -68,14 +73,14 @@ class Placement:
 def place(gpus_per_node: tuple[int, ...], tensor: int, data: int, pipeline: int) -> Placement:
     """Place `tensor * data * pipeline` ranks, which must be as many as the nodes have GPUs."""
     nodes = stage_nodes(gpus_per_node, tensor, data, pipeline)
-    hops = [transfers(zip(here, there, strict=True)) for here, there in pairwise([*nodes, nodes[0]])]
+    hops = [transfers(here, there) for here, there in pairwise([*nodes, nodes[0]])]
     return Placement(
         stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(of_stage))] for of_stage in nodes]),
         hops=Uses.of(hops),
         one_way_out=np.array([pipeline == 2 or _one_way_out(nodes, stage) for stage in range(pipeline)]),
         sums=Uses.of(rings(nodes, [tensor] * pipeline)),
         spread=np.array([_spread(of_stage, tensor) for of_stage in nodes]),
-        embedding=Uses.of([transfers(zip(nodes[0], nodes[-1], strict=True), both_ways=True)]),
+        embedding=Uses.of([transfers(nodes[0], nodes[-1], both_ways=True)]),
     )
 
 
@@ -89,39 +94,37 @@ def stage_nodes(gpus_per_node: Sequence[int], tensor: int, data: int, pipeline: 
 
 def _spread(nodes: Sequence[int], tensor: int) -> tuple[int, int]:
     """Returns `Placement.spread` of a stage."""
-    rings = [Counter(nodes[ring::tensor]) for ring in range(tensor)]
-    alike = {(len(ring), count) for ring in rings for count in ring.values()}
+    alike = {(len(ring), count) for ring in map(Counter, _distinct_rings(nodes, tensor)) for count in ring.values()}
     on, each = alike.pop() if len(alike) == 1 else (1, 1)
     return (on, each) if on > 1 and each > 1 else (1, 1)
 
 
+def _distinct_rings(nodes: Sequence[int], tensor: int) -> Counter[tuple[int, ...]]:
+    """Count the rings of a stage that lie on the same nodes."""
+    return Counter(tuple(nodes[ring::tensor]) for ring in range(tensor))
+
+
 def _one_way_out(stage_nodes: Sequence[Sequence[int]], stage: int) -> bool:
     """Whether ranks of one node send to the stage's both neighbours out of it."""
-    here, following = stage_nodes[stage], stage_nodes[(stage + 1) % len(stage_nodes)]
-    ahead, back = (
-        {node for node, other in zip(here, there, strict=True) if node != other}
-        for there in (following, stage_nodes[stage - 1])
-    )
-    return bool(ahead & back)
+    before, here, following = (np.array(stage_nodes[one]) for one in (stage - 1, stage, (stage + 1) % len(stage_nodes)))
+    return bool(np.isin(here[here != following], here[here != before]).any())
 
 
-def transfers(pairs: Iterable[tuple[int, int]], *, both_ways: bool = False) -> list[Use]:
-    """Links that messages between nodes use, all sent at the same time. Links are full duplex: out and in are apart.
+def transfers(here: Sequence[int], there: Sequence[int], *, both_ways: bool = False) -> list[Use]:
+    """Links that messages between nodes use, from each of `here` to that in the same place `there`, all sent at the
+    same time. Links are full duplex: out and in are apart.
 
     `both_ways`: each end of a pair sends to the other.
     """
-    sent: Counter[int] = Counter()
-    received: Counter[int] = Counter()
-    within = set()
-    for here, there in pairs:
-        if here == there:
-            within.add(here)
-            continue
-        for a, b in ((here, there), (there, here))[: 1 + both_ways]:
-            sent[a] += 1
-            received[b] += 1
-    outside = [Use(node, 1, max(sent[node], received[node])) for node in sorted(sent.keys() | received.keys())]
-    return [*(Use(node, 0, 1) for node in sorted(within)), *outside]
+    sources, targets = np.array(here), np.array(there)
+    apart, most = sources != targets, max(*here, *there) + 1
+    sent, received = (np.bincount(ends[apart], minlength=most) for ends in (sources, targets))
+    sharing = sent + received if both_ways else np.maximum(sent, received)
+    outside = np.flatnonzero(sharing)
+    return [
+        *(Use(node, 0, 1) for node in np.unique(sources[~apart]).tolist()),
+        *map(Use, outside.tolist(), repeat(1), sharing[outside].tolist()),
+    ]
 
 
 def rings(stage_nodes: Sequence[Sequence[int]], tensors: Sequence[int]) -> list[list[Use]]:
@@ -129,16 +132,17 @@ def rings(stage_nodes: Sequence[Sequence[int]], tensors: Sequence[int]) -> list[
 
     A ring that several nodes hold leaves and enters each once; all rings run at the same time, of all stages.
     """
+    every = [_distinct_rings(nodes, tensor) for nodes, tensor in zip(stage_nodes, tensors, strict=True)]
     leaving: Counter[int] = Counter()
-    for nodes, tensor in zip(stage_nodes, tensors, strict=True):
-        for ring in range(tensor):
-            on = set(nodes[ring::tensor])
-            leaving.update(on if len(on) > 1 else ())
+    for of_stage in every:
+        for ring, times in of_stage.items():
+            on = set(ring)
+            for node in on if len(on) > 1 else ():
+                leaving[node] += times
     items = []
-    for nodes, tensor in zip(stage_nodes, tensors, strict=True):
+    for of_stage in every:
         uses = set()
-        for ring in range(tensor):
-            members = Counter(nodes[ring::tensor])
+        for members in map(Counter, of_stage):
             uses |= {Use(node, 0, 1) for node, count in members.items() if count > 1 or len(members) == 1}
             uses |= {Use(node, 1, leaving[node]) for node in members if len(members) > 1}
         items.append(sorted(uses))

@@ -88,9 +88,12 @@ class Space:
     ) -> None:
         self.kinds = [kind for kind in kinds if kind.group.count]
         self._training, self._choices = training, choices
-        self._sized = [*sizes(training, self.kinds, choices, uneven=uneven)]
-        self._cuts: list[tuple[int, Schedule, int]] = []
         self._bounds = bounds or LowerBounds(self.kinds)
+        key = gpus_of(self.kinds), *tensor_sizes(training, self.kinds), uneven
+        if key not in self._bounds.sizes:
+            self._bounds.sizes[key] = [*sizes(training, self.kinds, choices, uneven=uneven)]
+        self._sized = self._bounds.sizes[key]
+        self._cuts: list[tuple[int, Schedule, int]] = []
         for schedule, chunks in choices.ways:
             some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
             self._cuts += [(number, schedule, chunks) for number in some]
@@ -120,7 +123,12 @@ class Space:
         """Seconds below which no plan is, as far as it is known; infinite if there is none."""
         if not len(self):
             return np.inf
-        return float(self.bounds.min()) if "bounds" in vars(self) else self.floor
+        return float(self.bounds.min()) if self.is_bounded else self.floor
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether `bounds` were needed before, and are known."""
+        return "bounds" in vars(self)
 
     def _runs(self, one: Training, schedule: Schedule, chunks: int) -> bool:
         return self._choices.runs(one.parallel, schedule, chunks, one.model, one.engine)

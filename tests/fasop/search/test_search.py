@@ -25,8 +25,10 @@ from fasop.partition.baselines import minmax, start
 from fasop.partition.dominance import never_worse
 from fasop.partition.local_search import bottleneck, improved
 from fasop.search.arguments import Arguments
+from fasop.search.closer_bounds import closer_least
 from fasop.search.findings.words import best_layers
 from fasop.search.inputs import Inputs, read
+from fasop.search.lower_bound import LowerBounds
 from fasop.search.run import best_plans, prove
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space, sizes
@@ -368,10 +370,24 @@ def test_a_search_whose_time_is_up_has_a_plan_and_says_what_it_left_out() -> Non
     spaces = [Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)]
     hasty, best = Best(3), Best(3)
     seen = explore(spaces, hasty, until=0.0)
+    assert sum(one.is_bounded for one in spaces) == 1  # or a thousand sets of nodes take minutes
+    assert seen.least <= closer_least(spaces, hasty.plans[0].total, 100) <= hasty.plans[0].total
     whole = explore(spaces, best)
     assert (whole.left, bool(hasty.plans)) == (0, True)
-    assert seen.left > 0
+    assert 0 < seen.left <= seen.sizes
     assert seen.least <= whole.least <= best.plans[0].total <= hasty.plans[0].total
+
+
+def test_sets_of_nodes_have_the_sizes_and_bounds_that_each_has_by_itself() -> None:
+    """Those with as many GPUs share what does not depend on their nodes."""
+    inputs = read(["experiment=seed_a100x1_a10x7", "cluster.groups.hgx.gpus_per_node=2"])
+    shared = LowerBounds(inputs.kinds)
+    for some in clusters(inputs.kinds):
+        for uneven in (False, True):
+            own = Space(inputs.training, some, inputs.choices, uneven=uneven)
+            one = Space(inputs.training, some, inputs.choices, shared, uneven=uneven)
+            assert (len(one), one.floor) == (len(own), own.floor)
+            assert len(one) == 0 or one.bounds.tolist() == own.bounds.tolist()
 
 
 def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,9 +24,11 @@ from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.simulation.linear import Linear
+from fasop.simulation.on_nodes import Nodes
 from fasop.simulation.pipelines import HeterogeneousReplicas
+from fasop.simulation.replica_pipelines import by_replica
 from fasop.simulation.vectorised import Times, ends
-from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed, pipelines
+from tests.support.fasop.plans import MEGATRON, built, column, experiment, kinds, mixed, pipelines
 from tests.support.fasop.random_pipelines import MANY, random_pipelines
 
 SEED = Partition.parse("0-11-8-8-8-8-5-0").layers
@@ -61,6 +63,24 @@ def test_the_published_stages_are_predicted_within_3_percent() -> None:
     both = (mine.forward.of(layers) + mine.backward.of(layers))[:, 0] * 1e3
     published = np.add(PUBLISHED["forward"], PUBLISHED["backward"])
     assert both[1:6] == pytest.approx(published[1:6], rel=0.03)
+
+
+@pytest.mark.parametrize(("tensor", "data"), [(1, 4), (4, 6), (2, 8), (1, 16), (1, 1), (2, 48)])
+def test_a_plan_takes_as_long_beside_other_orders_of_its_nodes_as_alone(tensor: int, data: int) -> None:
+    """Alone, many nodes are of one kind; beside all others none is as another one in every order."""
+    one = mixed("cluster.groups.gpu2.count=23", "parallel.global_batch_size=96")
+    orders = np.array([np.roll([A100] + [A10] * 23, place) for place in range(24)])
+    sizes = {"tensor": tensor, "data": data, "pipeline": 96 // tensor // data, "micro_batch_size": 1}
+    training = Training.of(one)
+    training = replace(training, parallel=replace(training.parallel, partition=None, node_order=None, **sizes))
+    every = by_replica(training, Nodes(kinds(one), orders))
+    layers = np.full((sizes["pipeline"], 1), 1)
+    layers[0] += max(0, 48 - len(layers))
+    for number, order in enumerate(orders):
+        alone = by_replica(training, Nodes(kinds(one), order[np.newaxis]))
+        some = every.take(np.array([number]))
+        assert alone.iteration(layers) == some.iteration(layers)
+        assert alone.capacity.tolist() == some.capacity.tolist()
 
 
 def test_every_hop_is_charged_in_both_directions() -> None:
