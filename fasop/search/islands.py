@@ -27,6 +27,7 @@ from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
 from fasop.search.shares.unequal_shares import MOST_PASSES, plan_if_it_fits
 from fasop.search.space.candidates import Space, divisors
+from fasop.search.traffic import bytes_of_weights
 from fasop.simulation.islands import by_island, durations_of
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.shares import best_shares, replicas_of
@@ -306,7 +307,7 @@ def in_words(plan: Plan) -> str:
         names.append("+".join(dict.fromkeys(node_of[rank : rank + ranks])))
         rank += ranks
     step = plan.total - _again(plan, 10**9).total
-    sent = 2 * (len(islands) - 1) * 4 * plan.training.model.parameters() / plan.training.sync_every
+    sent = 2 * (len(islands) - 1) * bytes_of_weights(by_island(plan)) / plan.training.sync_every
     return (
         f"{len(islands)} islands ({', '.join(names)}) train by themselves and take a common step every "
         f"{plan.training.sync_every} iterations, which adds {step * 1e3:.1f} ms to each; they send each other "

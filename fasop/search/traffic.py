@@ -39,10 +39,21 @@ def dollars_per_step(plan: PlacedTraining) -> float:
 
 def _of_common_step(islands: Sequence[PlacedTraining]) -> float:
     """Dollars for a ring of islands that sums all weights, in fp32, over the dearest link from each one to the next."""
-    size = 2 * (len(islands) - 1) / len(islands) * islands[0].training.model.parameters() * sizes.BYTES[Precision.fp32]
+    size = 2 * (len(islands) - 1) / len(islands) * bytes_of_weights(islands)
     hops = zip(islands, [*islands[1:], islands[0]], strict=True)
     dearest = [max(_price(a, b) for a in one.nodes for b in other.nodes) for one, other in hops]
     return size / GB * sum(dearest)
+
+
+def bytes_of_weights(islands: Sequence[PlacedTraining]) -> float:
+    """Count what islands average, in fp32: the weights of all stages, with words that two stages have for both."""
+    found = []
+    for plan in islands:
+        parallel, layers = plan.training.parallel, plan.partition.layers
+        tensors = enumerate(parallel.layout.tensors)
+        stages = [(stage, size, alone(plan.training, size, 1, parallel.of_stage(stage))) for stage, size in tensors]
+        found.append(sum(size * _parameters(one, layers, stage) for stage, size, one in stages))
+    return max(found) * sizes.BYTES[Precision.fp32]
 
 
 def _price(one: NodeKind, other: NodeKind) -> float:
@@ -94,12 +105,12 @@ def _messages(plan: PlacedTraining) -> Sent:
 
 def _rings(plan: PlacedTraining) -> Sent:
     """Each replica sends the next one as much in a ring."""
-    layout, layers, stages = plan.training.parallel.layout, plan.partition.layers, plan.training.parallel.pipeline
+    layout, layers = plan.training.parallel.layout, plan.partition.layers
     for stage, (tensor, replicas) in enumerate(zip(layout.tensors, layout.replicas, strict=True)):
         if replicas == 1:
             continue
         one = alone(plan.training, tensor, replicas, plan.training.parallel.of_stage(stage))
-        numbers = _parameters(one, layers, stage, stages)
+        numbers = _parameters(one, layers, stage)
         size = (replicas - 1) / replicas * numbers * _bytes_of_parameter(one)
         for place in range(tensor):
             for a, b in around([layout.rank(stage, replica, place) for replica in range(replicas)]):
@@ -114,9 +125,9 @@ def _bytes_of_parameter(one: Training) -> float:
     return rounds * one.reduced_bytes + (2 * rounds if one.gathers else 1) * one.width
 
 
-def _parameters(one: Training, layers: Sequence[int], stage: int, stages: int) -> float:
+def _parameters(one: Training, layers: Sequence[int], stage: int) -> float:
     """Count the parameters that a rank of a stage sums."""
-    counts = one.blocks.counts
+    counts, stages = one.blocks.counts, one.parallel.pipeline
     ends = [0, *np.cumsum(layers).tolist()]
     own = [counts[:, b] - counts[:, a] for number, (a, b) in enumerate(pairwise(ends)) if number % stages == stage]
     fixed = by_parameters(one, Link(latency_s=np.zeros(1), s_per_byte=np.ones(1)), [0.0] * len(counts)).fixed[stage]

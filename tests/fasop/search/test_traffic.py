@@ -84,20 +84,29 @@ ZONES = ("cluster=a10_zones", "cluster.groups.east.count=1", "cluster.groups.wes
 GOES = ("+cluster.links.east.west.price_per_gb=2", "+cluster.links.west.east.price_per_gb=3")
 
 
+WHOLE = 128 * 64 + 2 * 64 + 4 * 6 * 64
+"""Positions, norms and biases of model=tiny."""
+BLOCKS = 128 * 64 + 2 * 64 + 4 * (12 * 64**2 + 13 * 64)
+"""Its parameters without words."""
 EQUAL = ("parallel.partition=4", "parallel.tensor=1", "parallel.data=8", "parallel.pipeline=1")
 OWN = ("parallel.partition=1-1-1-1/2-2", "parallel.tensor=1/2", "parallel.data=2", "parallel.pipeline=4")
 
 
 @pytest.mark.parametrize(
-    ("words", "islands"), [pytest.param(EQUAL, 8, id="replicas"), pytest.param(OWN, 2, id="own-plans")]
+    ("words", "islands", "weights"),
+    [
+        pytest.param(EQUAL, 8, BLOCKS + 384 * 64, id="replicas"),
+        pytest.param(OWN, 2, BLOCKS + 2 * 512 * 64 + WHOLE, id="own-plans"),
+    ],
 )
 def test_islands_pay_for_what_they_send_each_other_once_in_many_iterations(
-    words: tuple[str, ...], islands: int
+    words: tuple[str, ...], islands: int, weights: int
 ) -> None:
-    """Each island is in one zone, so that only the ring of their common step passes the priced links."""
+    """Each island is in one zone, so that only the ring of their common step passes the priced links. Both the first
+    and the last stage send the padded words; what a tensor group does not share out, both of its ranks."""
     for steps in (10, 100):
         config = compose([*ZONES, *GOES, *words, "train.max_cost=5", f"train.sync_every={steps}"])
-        of_all = (2 + 3) * 2 * (islands - 1) / islands * config.model.parameters() * 4 / 1e9
+        of_all = (2 + 3) * 2 * (islands - 1) / islands * weights * 4 / 1e9
         assert make_plan(config, "a/run").train.traffic_price == pytest.approx(of_all / steps, rel=1e-6)
 
 

@@ -193,6 +193,16 @@ def test_islands_with_plans_of_their_own_send_the_halves_of_matrices_once_and_al
     assert group == [(first + last) / 2] * 2
 
 
+def test_both_stages_with_the_tied_words_send_them_to_the_other_island(engine_run: Engine) -> None:
+    run = engine_run(
+        "parallel.data=2", "parallel.islands=1-1", "parallel.pipeline=2", "parallel.partition=1-2",
+        "train.sync_every=3", *EVALUATED,
+    )  # fmt: skip
+    model, meetings = run.plan.model, 2
+    weights = parameter_count(model) + model.padded_vocab_size * model.hidden
+    assert sum(one[ISLANDS] for one in sent(run)) == meetings * 2 * FP32 * weights
+
+
 @pytest.mark.parametrize(("sizes", "replicas"), [("1-1", 2), ("2-1", 3)])
 def test_islands_send_their_weights_once_each_time_they_meet(engine_run: Engine, sizes: str, replicas: int) -> None:
     """After iterations 3 and 4, shared by as many replicas of each island as the smallest has."""
