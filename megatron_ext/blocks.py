@@ -69,14 +69,10 @@ def plan_of(
     recompute: str = "none",
 ) -> Plan:
     """What a task needs of a plan."""
-    model = {"family": FAMILY.name, "code": _absolute(code), "capture": capture}
+    file, _, name = code.rpartition(":")
+    model = {"family": FAMILY.name, "code": f"{Path(file).absolute()}:{name}", "capture": capture}
     content: Dict[str, Any] = {"model": model, "train": {"seed": seed, "precision": precision}}
     return Plan.of({**content, "recompute": recompute, "micro_batch_size": micro_batch_size}, Path())
-
-
-def _absolute(code: str) -> str:
-    file, _, name = code.rpartition(":")
-    return f"{Path(file).absolute()}:{name}"
 
 
 def table(task: Task, micro_batch_size: int) -> str:

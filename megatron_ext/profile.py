@@ -58,7 +58,7 @@ def measure(plan: Plan, place: Place, store: Store) -> None:
     meet(store, place.rank, plan.world_size, device, timedelta(seconds=plan.train.comm_timeout_s))
     path = plan.files.profile_rank(place.rank)
     path.parent.mkdir(exist_ok=True)
-    note = GrowingNote(path, device=_device_name(device), versions={**_versions(device), **_engine_versions(plan)})
+    note = GrowingNote(path, device=_device_name(device), versions=_versions(device, plan))
     _Measurements(plan, place, request, device, note).make()
     with annotate_errors("leaving the other ranks"):
         dist.barrier()
@@ -95,12 +95,12 @@ class _Measurements:
         each = sum(self._durations) / len(self._durations) if self._durations else self._request.seconds
         self._note.update(doing=doing, at=at or None, number=of - left + 1, of=of, left_s=round(each * left))
 
-    def _all_know(self, found: bool) -> bool:
-        """Whether every rank has it from an earlier job."""
-        flag = torch.tensor([int(found)], device=self._device)
+    def _agreed(self, value: int, operation: Any) -> int:
+        """The least or the most that any rank says; of a truth, whether all or any of them say so."""
+        every = torch.tensor([value], device=self._device)
         with annotate_errors("agreeing with the other ranks"):
-            dist.all_reduce(flag, op=dist.ReduceOp.MIN)
-        return bool(flag.item())
+            dist.all_reduce(every, op=operation)
+        return int(every.item())
 
     def make(self) -> None:
         if self._device.type != "cuda" and (self._request.room_from is not None or self._request.streams):
@@ -110,7 +110,7 @@ class _Measurements:
         if self._request.room_from is not None:
             self._note.update(doing="the largest micro-batch")
             room = self._room(self._request.room_from)
-            batches = doubled(self._request.room_from, self._most(room))
+            batches = doubled(self._request.room_from, self._agreed(room, dist.ReduceOp.MAX))
         of_steps = [batch for batch in batches if room is None or batch <= room] if self._request.streams else []
         of_streams = len(of_steps) * len(self._request.streams)
         of = of_streams + len(sizes) * len(batches) + 1
@@ -149,7 +149,7 @@ class _Measurements:
         known = next((one for one in points if (one["tensor"], one["micro_batch_size"]) == size), None)
         if batch >= self._request.least_killed("point", tensor=tensor):
             known = {"tensor": tensor, "micro_batch_size": batch, "too_large": "Linux killed a rank with this size"}
-        if not self._all_know(known is not None or group is None):
+        if not self._agreed(int(known is not None or group is None), dist.ReduceOp.MIN):
             return None
         if known is not None and "module" in self._known:
             self._note.update(module=self._known["module"])
@@ -158,7 +158,7 @@ class _Measurements:
     def _room(self, step: int) -> int:
         """The largest micro-batch for which this rank has room, with the whole model and without tensor groups."""
         found, room = 0, None
-        if self._all_know("room" in self._known):
+        if self._agreed(int("room" in self._known), dist.ReduceOp.MIN):
             self._note.update(**{key: self._known[key] for key in ROOM if key in self._known})
             return int(self._known["room"])
         least_killed = self._request.least_killed("room")
@@ -194,7 +194,7 @@ class _Measurements:
 
     def _steps(self, batches: Sequence[int], of: int) -> None:
         """Tells what steps of the whole model take on this rank, by micro-batch and copies, as far as there is room."""
-        if self._all_know("steps_done" in self._known):
+        if self._agreed(int("steps_done" in self._known), dist.ReduceOp.MIN):
             self._note.update(**{key: self._known[key] for key in STEPS if key in self._known})
             return
         found: List[Dict[str, Any]] = [*self._known.get("steps", ())]
@@ -254,13 +254,6 @@ class _Measurements:
             return self._memory
         return int(torch.cuda.get_device_properties(self._device).total_memory)
 
-    def _most(self, value: int) -> int:
-        """Returns the most that any rank has."""
-        most = torch.tensor([value], device=self._device)
-        with annotate_errors("agreeing with the other ranks"):
-            dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return int(most.item())
-
     def _tensor_group(self, size: int) -> Optional[TensorGroup]:
         """This rank's one; None if it is left over. All ranks make each group."""
         if self._plan.engine == MEGATRON_CORE:
@@ -290,7 +283,7 @@ class _Measurements:
         trial = Trial(self._request.seconds)
         if group is not None:
             trial.attempt(lambda: trial.begin(self._passes(model, group, batch)))
-        while self._any(trial.wants_more()):
+        while self._agreed(int(trial.wants_more()), dist.ReduceOp.MAX):
             trial.attempt(trial.round)
         found: Dict[str, Any] = {"tensor": tensor, "micro_batch_size": batch, "too_large": trial.too_large}
         if trial.parts is not None:
@@ -317,13 +310,6 @@ class _Measurements:
         if with_optimizer:
             found["optimizer_ns"] = list(parts.optimizer_ns(self._request.seconds / 2))
         return found
-
-    def _any(self, wanted: bool) -> bool:
-        """Whether any rank wants it."""
-        flag = torch.tensor([int(wanted)], device=self._device)
-        with annotate_errors("agreeing with the other ranks"):
-            dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-        return bool(flag.item())
 
 
 class Trial:
@@ -364,19 +350,12 @@ class Trial:
             self._until = time.monotonic() + self._seconds
 
 
-def _versions(device: torch.device) -> Dict[str, str]:
+def _versions(device: torch.device, plan: Plan) -> Dict[str, str]:
     found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     if device.type == "cuda":
         nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         found.update(cuda=str(torch.version.cuda), nccl=".".join(map(str, nccl)))
-    return found
-
-
-def _engine_versions(plan: Plan) -> Dict[str, str]:
-    """Returns the versions of what another engine's layers are made of."""
-    if plan.engine != MEGATRON_CORE:
-        return {}
-    return core_parts.versions(plan)
+    return {**found, **(core_parts.versions(plan) if plan.engine == MEGATRON_CORE else {})}
 
 
 def _device_name(device: torch.device) -> str:

@@ -39,16 +39,13 @@ TOGETHER_S = 120.0
 POLL_S = 0.05
 _SHARED_MEMORY = Path("/dev/shm")
 _OF_TEXT = (".bin", ".idx")
-_OF_PAIRS = tuple("-train.{}{}".format(side, suffix) for side in ("source", "target") for suffix in _OF_TEXT)
-_OF_IMAGES = (".json", "-train.images.npy", "-train.labels.npy")
-_OF_VIDEOS = (
-    *(".json", "-train.frames.npy", "-train.lengths.npy", "-train.videos.npy"),
-    *("-train.captions.bin", "-train.captions.idx"),
-)
 _SUFFIXES_OF = {
-    PAIRS: _OF_PAIRS,
-    IMAGES: _OF_IMAGES,
-    VIDEOS: _OF_VIDEOS,
+    PAIRS: tuple("-train.{}{}".format(side, suffix) for side in ("source", "target") for suffix in _OF_TEXT),
+    IMAGES: (".json", "-train.images.npy", "-train.labels.npy"),
+    VIDEOS: (
+        *(".json", "-train.frames.npy", "-train.lengths.npy", "-train.videos.npy"),
+        *("-train.captions.bin", "-train.captions.idx"),
+    ),
 }
 """What ranks read of data that have no index maps, by the model's family."""
 
@@ -89,7 +86,7 @@ def main(argv: List[str]) -> int:
     path = plan.files.doctor_node(node.name)
     path.parent.mkdir(exist_ok=True)
     note = GrowingNote(
-        plan.files.doctor_node(node.name),
+        path,
         host=socket.gethostname(),
         python=platform.python_version(),
         cpus=usable_cores(),
@@ -103,9 +100,8 @@ def main(argv: List[str]) -> int:
 
 
 def _examine(plan: Plan, node_rank: int, note: GrowingNote, told: _Told) -> None:
-    others = {
-        other.name: plan.files.doctor_node(other.name) for rank, other in enumerate(plan.nodes) if rank != node_rank
-    }
+    paths = {node.name: plan.files.doctor_node(node.name) for node in plan.nodes}
+    others = {node.name: paths[node.name] for rank, node in enumerate(plan.nodes) if rank != node_rank}
     with _Listener(len(plan.nodes), "nccl" if plan.device == "cuda" else "gloo") as listener:
         try:
             from megatron_ext.doctor.rank import Ranks
@@ -122,7 +118,7 @@ def _examine(plan: Plan, node_rank: int, note: GrowingNote, told: _Told) -> None
             note.update(problem=problem, **listener.told, ready=True)
             _reach(note, others, plan, told)
             if told.stop is None:
-                ranks.go(_hindrance(plan, [plan.files.doctor_node(node.name) for node in plan.nodes]))
+                ranks.go(_hindrance(paths))
                 told.wait(ranks.ended, TOGETHER_S)
         note.update(exit_codes=ranks.exit_codes)
 
@@ -179,18 +175,18 @@ def _connect(addresses: Mapping[_Place, List[Any]]) -> Dict[_Place, str]:
     return dict(unreached)
 
 
-def _hindrance(plan: Plan, paths: List[Path]) -> str:
+def _hindrance(paths: Mapping[str, Path]) -> str:
     """Why ranks need not even try to meet; empty if they should. All nodes come to the same conclusion."""
-    names = [node.name for node in plan.nodes]
-    found = {name: _content(path) for name, path in zip(names, paths)}
+    found = {name: _content(path) for name, path in paths.items()}
+    first = next(iter(found))
     for name, content in found.items():
         if "ready" not in content:
             return f"node {name} did not join"
         if content.get("problem"):
             return f"node {name}: {content['problem']}"
     for name, content in found.items():
-        if names[0] in content.get("unreached", {}):
-            return f"node {name} cannot reach {names[0]}, where ranks meet"
+        if first in content.get("unreached", {}):
+            return f"node {name} cannot reach {first}, where ranks meet"
     return ""
 
 
@@ -259,14 +255,12 @@ class _Listener:
             return
         self.told = {"address": [host, self._socket.getsockname()[1]], "interface": interface.name_of(host)}
         if nodes > 1:
-            self._listen_as(interface.taken_by(library))
-
-    def _listen_as(self, taken: interface.Taken) -> None:
-        self.told["taken"] = taken._asdict()
-        if taken.address is not None and taken.interface != "lo":
-            with suppress(OSError):
-                self._of_library = interface.listen(taken.address, 0)
-                self.told["messages"] = [taken.address, self._of_library.getsockname()[1]]
+            taken = interface.taken_by(library)
+            self.told["taken"] = taken._asdict()
+            if taken.address is not None and taken.interface != "lo":
+                with suppress(OSError):
+                    self._of_library = interface.listen(taken.address, 0)
+                    self.told["messages"] = [taken.address, self._of_library.getsockname()[1]]
 
     def __enter__(self) -> _Listener:
         return self

@@ -25,7 +25,9 @@ def translated(
     `live` lines are translated as they come, for somebody may wait for the answer before the next one.
     """
     for waiting in as_they_come(lines) if live else _all_there(lines):
-        yield from _of([line.strip() for line in waiting], translator, tokenizer, scoring)
+        stripped = [line.strip() for line in waiting]
+        for tokens in translator.translate([tokenizer.encode(line) if line else [] for line in stripped], scoring):
+            yield " ".join(tokenizer.decode(tokens).split("\n"))
 
 
 def as_they_come(lines: Iterable[str]) -> Iterator[List[str]]:
@@ -66,9 +68,3 @@ def _all_there(lines: Iterable[str]) -> Iterator[List[str]]:
     iterator = iter(lines)
     while waiting := list(islice(iterator, AT_ONCE)):
         yield waiting
-
-
-def _of(lines: List[str], translator: Translator, tokenizer: TextTokenizer, scoring: Scoring) -> Iterator[str]:
-    ids = [tokenizer.encode(line) if line else [] for line in lines]
-    for tokens in translator.translate(ids, scoring):
-        yield " ".join(tokenizer.decode(tokens).split("\n"))

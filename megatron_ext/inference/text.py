@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Protocol
 
@@ -108,11 +109,9 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str) -> List[int]:
         """Token ids, without marks."""
-        ...
 
     def decode(self, ids: List[int]) -> str:
         """The text, without special tokens."""
-        ...
 
 
 class Counting:
@@ -154,11 +153,9 @@ def tokenizer_of(content: str, plain: bool = False) -> TextTokenizer:
         EngineError: the content cannot be used.
     """
     try:
-        if not plain:
-            try:
+        with suppress(ImportError):
+            if not plain:
                 return _Library(content)
-            except ImportError:
-                pass
         return ByteBpe(json.loads(content))
     except EngineError:
         raise

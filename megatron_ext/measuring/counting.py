@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
@@ -164,7 +163,7 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
                 if one.requires_grad:  # whose gradient comes first when the backward pass comes to the block
                     one.register_hook(lambda gradient: live.begin(number))
 
-        module.register_forward_pre_hook(partial(_begins, live, number))
+        module.register_forward_pre_hook(lambda *_, number=number: live.begin(number))
         module.register_forward_hook(left)
     with attention_as_on_gpu(), live:
         outputs = stage({name: micro.inputs[name] for name in stage.inputs})
@@ -223,7 +222,3 @@ class _Sums(Traffic):
         found = self.of.setdefault(self._live.part, [0.0, 0.0])
         found[0] += count
         found[1] += size
-
-
-def _begins(live: LiveBytes, number: int, *_: Any) -> None:
-    live.begin(number)

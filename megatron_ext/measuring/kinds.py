@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional
 
 import torch
-from torch import Tensor, nn
 
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.parallel_config import Recompute
@@ -15,7 +14,7 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.core.parts import KINDS, ModelParts
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.families.tasks import task_of
-from megatron_ext.measuring.passes import LAYERS, OwnPasses, Passes, SavedTensors, Updates, cut_off, few_layers
+from megatron_ext.measuring.passes import LAYERS, Chain, OwnPasses, SavedTensors, Updates, cut_off, few_layers
 from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, first_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
@@ -24,7 +23,7 @@ from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Block, Task, Tensors
 
 
-class CoreParts(Passes):
+class CoreParts(Chain):
     """One rank's share of megatron.core's model of some layers, and a micro-batch that goes through it again and again.
 
     The embedding, the layers and the head are chunks of their own, each with megatron.core's sums of gradients around
@@ -38,50 +37,24 @@ class CoreParts(Passes):
         (`megatron_ext.core.parts.tensor_group`)."""
         few = few_layers(model)
         self.layers = few.layers
-        self._counts = dict(zip(KINDS, (1, few.layers, 1)))
+        self._counts = [*zip(KINDS, (1, few.layers, 1))]
         self._task = task_of(replace(plan, model=few, recompute=Recompute.none))
         self._tensor = tensor
         self._lr = plan.train.lr
         self._parts = ModelParts(plan, few, tensor, self._task)
         source = torch.Generator().manual_seed(plan.train.seed)
         self._micro = self._task.example(micro_batch_size, source).to(device)
-        ways = [(f"{kind}.forward", count) for kind, count in self._counts.items()]
-        back = [(f"{kind}.backward", count) for kind, count in reversed([*self._counts.items()])]
-        super().__init__(device, [*ways, *back])
+        super().__init__(device, self._both_ways())
 
-    def _pass(self) -> None:
-        marks = self._marks
-        marks.set()
-        entered: Optional[Tensor] = None
-        passed: List[Tuple[Optional[Tensor], Tensor]] = []
-        for stage in range(len(KINDS)):
-            left = self._through(stage, entered)
-            marks.set()
-            passed.append((entered, left))
-            entered = left.detach().requires_grad_()
-        gradient: Optional[Tensor] = None
-        for entered, left in reversed(passed):
-            torch.autograd.backward(left, gradient)
-            gradient = None if entered is None else entered.grad
-            marks.set()
+    def _through(self, part: int, entered: Tensors) -> Tensors:
+        tokens = self._micro.inputs["tokens"] if part == 0 else None
+        left = self._parts.forward(part, entered.get("logits"), tokens)
+        if part < len(KINDS) - 1:
+            return {"logits": left}
+        return {"loss": self._task.loss({"logits": left}, self._micro, self._tensor)}
 
-    def _through(self, stage: int, entered: Optional[Tensor]) -> Tensor:
-        """What leaves a part; of the last one, the loss."""
-        left = self._parts.forward(stage, entered, self._micro.inputs["tokens"] if stage == 0 else None)
-        if stage < len(KINDS) - 1:
-            return left
-        return self._task.loss({"logits": left}, self._micro, self._tensor)
-
-    def kept_bytes(self) -> Dict[str, int]:
-        found: Dict[str, int] = {}
-        entered: Optional[Tensor] = None
-        for stage, (kind, count) in enumerate(self._counts.items()):
-            with SavedTensors() as kept:
-                left = self._through(stage, entered)
-            sizes = [size for address, size in kept.sizes.items() if not self._parts.are_weights(address)]
-            found[kind] = round(sum(sizes) / count)
-            entered = left.detach().requires_grad_()
-        return found
+    def _is_weight(self, address: int) -> bool:
+        return self._parts.are_weights(address)
 
     def updates(self) -> Updates:
         scale = self._parts.optimizer.scaler.scale
@@ -182,7 +155,8 @@ class Kinds(OwnPasses):
             taken = {name: wires[name] for name in stage.part.enters}
             with SavedTensors() as kept:
                 left = self._through(stage, taken)
-            self._leave_out(kept, stage, weights)
+            for tensor in (weights.weight, *stage.parameters(), *stage.buffers()):  # what the stage has anyway
+                kept.sizes.pop(tensor.untyped_storage().data_ptr(), None)
             ledger.note(number, {name: self._micro.inputs[name] for name in stage.inputs}, left, kept.sizes)
             if first[block.kind] is block:
                 self._kinds[block.kind] = _Timed(stage, taken, _gradients(left))
@@ -199,11 +173,6 @@ class Kinds(OwnPasses):
         self._kept[LOSS] = sum(size for address, size in kept.sizes.items() if address not in shared)
         self._ledger, self._crossing = ledger, crossing(task, sizes)
         self._wires = [sizes[name] for name in wires_of(task)]
-
-    def _leave_out(self, kept: SavedTensors, stage: Stage, flat: FlatWeights) -> None:
-        """What the stage has anyway."""
-        for tensor in (flat.weight, *stage.parameters(), *stage.buffers()):
-            kept.sizes.pop(tensor.untyped_storage().data_ptr(), None)
 
     def _through(self, stage: Optional[Stage], taken: Tensors) -> Tensors:
         if stage is None:
@@ -230,9 +199,8 @@ def _alone(task: Task, block: Block) -> Stage:
     """A stage of one block, which gives all its wires to the next one."""
     inputs = tuple(name for name in task.inputs if name in block.takes)
     enters = tuple(dict.fromkeys(name for name in block.takes if name not in inputs))
-    owned: Dict[str, nn.Parameter] = {}
     part = Part(number=0, blocks=(block,), inputs=inputs, enters=enters, leaves=block.gives, last=False)
-    return Stage(task, part, TensorGroup(), owned)
+    return Stage(task, part, TensorGroup(), {})
 
 
 def _gradients(left: Tensors) -> Tensors:

@@ -185,6 +185,53 @@ class SavedTensors:
         return tensor
 
 
+class Chain(Passes):
+    """Parts of a model that a micro-batch goes through one after another; of the last one comes the loss."""
+
+    _counts: Sequence[Tuple[str, int]]
+    """The kind of each part's blocks, and how many they are."""
+
+    @abstractmethod
+    def _through(self, part: int, entered: Tensors) -> Tensors:
+        """What leaves a part; of the last one, the loss."""
+
+    @abstractmethod
+    def _is_weight(self, address: int) -> bool:
+        """Whether a storage at this address is one of weights."""
+
+    def _both_ways(self) -> List[Tuple[Optional[str], int]]:
+        """The laps of a pass."""
+        ways = [(f"{kind}.forward", count) for kind, count in self._counts]
+        return [*ways, *((f"{kind}.backward", count) for kind, count in reversed(self._counts))]
+
+    def _pass(self) -> None:
+        marks = self._marks
+        marks.set()
+        entered: Tensors = {}
+        passed: List[Tuple[Tensors, Tensors]] = []
+        for part in range(len(self._counts)):
+            left = self._through(part, entered)
+            marks.set()
+            passed.append((entered, left))
+            entered = cut_off(left)
+        gradients: Dict[str, Optional[Tensor]] = {}
+        for entered, left in reversed(passed):
+            backward(left, gradients)
+            gradients = {name: tensor.grad for name, tensor in entered.items()}
+            marks.set()
+
+    def kept_bytes(self) -> Dict[str, int]:
+        found: Dict[str, int] = {}
+        entered: Tensors = {}
+        for part, (kind, count) in enumerate(self._counts):
+            with SavedTensors() as kept:
+                left = self._through(part, entered)
+            sizes = [size for address, size in kept.sizes.items() if not self._is_weight(address)]
+            found[kind] = round(sum(sizes) / count)
+            entered = cut_off(left)
+        return found
+
+
 LAYERS = 4
 """Layers in a row, or as many as the model has: so weights come from memory as often as in a stage of a few layers, and
 what a pass costs once is shared out."""
@@ -196,7 +243,7 @@ def few_layers(model: ModelConfig) -> ModelConfig:
     return replace(model, layers=min(LAYERS, model.layers), decoder_layers=decoder)
 
 
-class Parts(OwnPasses):
+class Parts(Chain, OwnPasses):
     """One rank's share of a model of some layers, and a micro-batch that goes through it again and again."""
 
     def __init__(
@@ -226,41 +273,15 @@ class Parts(OwnPasses):
                 stage.defer_weight_grads(WeightGradients(flat.add, flat.add_rows), shared, flat.adds)
         source = torch.Generator().manual_seed(plan.train.seed)
         self._micro = task.example(micro_batch_size, source).to(device)
-        ways = [(f"{kind}.forward", count) for kind, count in self._counts]
-        back = [(f"{kind}.backward", count) for kind, count in reversed(self._counts)]
-        super().__init__(flat, plan.train, device, ways + back)
+        super().__init__(flat, plan.train, device, self._both_ways())
 
-    def _pass(self) -> None:
-        marks = self._marks
-        marks.set()
-        entered: Tensors = {}
-        passed: List[Tuple[Tensors, Tensors]] = []
-        for stage in self._stages:
-            left = self._through(stage, entered)
-            marks.set()
-            passed.append((entered, left))
-            entered = cut_off(left)
-        gradients: Dict[str, Optional[Tensor]] = {}
-        for entered, left in reversed(passed):
-            backward(left, gradients)
-            gradients = {name: tensor.grad for name, tensor in entered.items()}
-            marks.set()
-
-    def _through(self, stage: Stage, entered: Tensors) -> Tensors:
-        """What leaves a stage; of the last one, the loss."""
+    def _through(self, part: int, entered: Tensors) -> Tensors:
+        stage = self._stages[part]
         left = stage({**entered, **{name: self._micro.inputs[name] for name in stage.inputs}})
         return {"loss": self._task.loss(left, self._micro, self._tensor)} if stage.last else left
 
-    def kept_bytes(self) -> Dict[str, int]:
-        found: Dict[str, int] = {}
-        entered: Tensors = {}
-        for stage, (kind, count) in zip(self._stages, self._counts):
-            with SavedTensors() as kept:
-                left = self._through(stage, entered)
-            kept.sizes.pop(self._flat.weight.untyped_storage().data_ptr(), None)
-            found[kind] = round(sum(kept.sizes.values()) / count)
-            entered = cut_off(left)
-        return found
+    def _is_weight(self, address: int) -> bool:
+        return address == self._flat.weight.untyped_storage().data_ptr()
 
 
 def medians_by_part(found: Dict[str, Median], kept: Dict[str, int]) -> Dict[str, Dict[str, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
@@ -104,12 +105,12 @@ def crossing(task: Task, sizes: Mapping[str, int]) -> List[int]:
     return list(accumulate(change))[:-1]
 
 
+@dataclass
 class _Storage:
     """Holds wires that somebody may still take."""
 
-    def __init__(self, owner: int, counted: bool) -> None:
-        self.owner = owner
-        self.counted = counted
+    owner: int
+    counted: bool
 
 
 class Ledger:

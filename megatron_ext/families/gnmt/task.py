@@ -36,6 +36,7 @@ class GnmtTask(TranslationTask):
         widths = {"encoding.1": 2 * hidden}
         encoding = [f"encoding.{number}" for number in range(encoders)] + ["encoded"]
         decoding = [f"decoding.{number}" for number in range(decoders + 1)]
+        begin = (decoding[0],)
 
         def layer(name: str, number: int, inputs: int) -> partial[Layer]:
             return partial(Layer, model, inputs, residual=number > 1, name=name, seed=self._seed, again=again)
@@ -54,16 +55,7 @@ class GnmtTask(TranslationTask):
                 )
                 for number in range(1, encoders)
             ),
-            Block(
-                *(
-                    "decoder_embedding",
-                    "decoder_embedding",
-                    ("text_dec", "number"),
-                    (decoding[0],),
-                    second,
-                    Placement.NEXT,
-                )
-            ),
+            Block("decoder_embedding", "decoder_embedding", ("text_dec", "number"), begin, second, Placement.NEXT),
             Block(
                 *("decoder.0", "decoder_first", (decoding[0], "encoded", "enc_mask"), (decoding[1], "attended")),
                 partial(AttentionLayer, model, recompute=plan.recompute),

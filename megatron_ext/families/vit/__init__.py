@@ -33,14 +33,8 @@ class _Vit(VisionTransformerFamily):
         }
         if model.class_token:
             embedding["class_token"] = (model.hidden,)
-        first = ImageBlock(
-            "embedding",
-            "embedding",
-            embedding,
-            self.patches(model) * patch * model.hidden,
-            (tokens, model.hidden),
-            False,
-        )
+        products = self.patches(model) * patch * model.hidden
+        first = ImageBlock("embedding", "embedding", embedding, products, (tokens, model.hidden), False)
         return (first, *encoder(model, tokens, qkv_bias=True))
 
     def from_hf(self, config: HfConfig) -> Dict[str, object]:
