@@ -195,11 +195,6 @@ PALE = "rgba(255, 255, 255, 0.8)"
 """Over the part of a bar that is waiting for another rank."""
 
 
-def _rows(**layout: Any) -> go.Figure:
-    """An empty figure for a row for each rank, from above to below."""
-    return figure(barmode="overlay", bargap=0, **layout).update_yaxes(showgrid=False)
-
-
 def timeline(events: pd.DataFrame, labels: Mapping[int, str], title: str) -> go.Figure:
     """The events of an iteration (`reports.facts.frames.waiting_frame`), in ms from the first of them.
 
@@ -207,10 +202,10 @@ def timeline(events: pd.DataFrame, labels: Mapping[int, str], title: str) -> go.
         labels: of the ranks, from above to below.
     """
     rows = {rank: row for row, rank in enumerate(labels)}
-    made = _rows(title=escape(title), height=90 + ROW * len(rows))
+    made = figure(barmode="overlay", bargap=0, title=escape(title), height=90 + ROW * len(rows))
     made.update_xaxes(title_text="ms", rangemode="tozero")
     made.update_yaxes(tickvals=list(rows.values()), ticktext=[escape(label) for label in labels.values()])
-    made.update_yaxes(range=[len(rows) - 0.5, -0.5])
+    made.update_yaxes(range=[len(rows) - 0.5, -0.5], showgrid=False)
     shown = events.assign(
         row=events["rank"].map(rows).astype("float64"),
         start_ms=(events["start_ns"] - events["start_ns"].min()) / 1e6,

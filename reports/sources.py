@@ -75,7 +75,8 @@ class Source:
         except RunFolderError as error:
             raise _neither(wanted, error) from error
         if wanted is not None and Path(os.path.realpath(wanted)) == run.runs:
-            raise _several_names(wanted)
+            inside = sorted({run.path.parent.name for run in RunDir.all(Path(wanted))})
+            raise NeitherError(f"{wanted} has runs with several names; give one of its folders {', '.join(inside)}")
         if sizes != Sizes():
             raise ReportError(f"{run.name} is a run and knows its sizes; leave out --tensor, --data and --pipeline")
         return cls(run=run, log=run.path, sizes=sizes, report=run.report)
@@ -163,11 +164,6 @@ def placed(sources: Sequence[Source], folder: Path) -> list[Source]:
         taken.add(free)
         found.append(replace(source, report=folder / free))
     return found
-
-
-def _several_names(wanted: str) -> NeitherError:
-    inside = sorted({run.path.parent.name for run in RunDir.all(Path(wanted))})
-    return NeitherError(f"{wanted} has runs with several names; give one of its folders {', '.join(inside)}")
 
 
 def _neither(wanted: str | None, error: RunFolderError) -> TdppError:

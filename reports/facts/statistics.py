@@ -65,9 +65,7 @@ def batches(record: Record, iterations: NDArray[np.int64]) -> Floats:
         consumed = record.known("consumed_samples").astype("float64")
         logged = consumed.index.to_numpy("int64")
         each = np.diff(consumed.to_numpy()) / np.diff(logged)
-        each = np.concatenate(
-            [each[:1], each]
-        )  # of a run that began at another one's checkpoint the first does not tell
+        each = np.concatenate([each[:1], each])  # the first does not tell of a run that began at another's checkpoint
         found = each[np.minimum(np.searchsorted(logged, iterations, side="left"), len(each) - 1)]
     else:
         found = np.ones(len(iterations))

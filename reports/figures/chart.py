@@ -110,7 +110,8 @@ class Axis:
         if math.isnan(low):
             return []
         shares = (0.0, 0.25, 0.5, 0.75, 1.0) if high > low else (0.5,)
-        decimals = _decimals((high - low) / 4 if high > low else low)
+        step = abs((high - low) / 4 if high > low else low)
+        decimals = max(0, 1 - math.floor(math.log10(step))) if step else 0  # as tell apart what differs by that
         return [(f"{low + share * (high - low) if high > low else low:,.{decimals}f}", share) for share in shares]
 
     def place(self, item: int) -> float:
@@ -134,11 +135,6 @@ class Axis:
         known = [float(value) for value in self.values if not math.isnan(float(value))]
         low = min([0.0, *known]) if self.from_zero else min(known, default=math.nan)
         return (low, max(known)) if known else (math.nan, math.nan)
-
-
-def _decimals(step: float) -> int:
-    """Returns how many decimals tell numbers apart that differ by `step`."""
-    return max(0, 1 - math.floor(math.log10(abs(step)))) if step else 0
 
 
 def _natural(text: str) -> tuple[float, str]:

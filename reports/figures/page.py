@@ -148,6 +148,12 @@ def number(value: float | None, form: str, unit: str = "") -> str:
     return f"{text if any(digit in text for digit in '123456789') else text.removeprefix('-')}{unit}"
 
 
+def than(ms: float, other: float) -> str:
+    """Such as `5.0% longer than`."""
+    share = ms / other - 1 if other > 0 else math.nan
+    return f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than" if abs(share) >= 5e-4 else "as long as"
+
+
 def bullets(items: Iterable[str]) -> str:
     """A list of plain text."""
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"

@@ -100,7 +100,11 @@ def figures_page(title: str, facts: Mapping[str, str], figures: Sequence[Mapping
     cards = "".join(
         f'<div class="card"><dt>{escape(fact)}</dt><dd>{escape(value)}</dd></div>' for fact, value in facts.items()
     )
-    drawn = "".join(_drawn(given) for given in figures)
+    drawn = ""
+    for given in figures:
+        name = given["layout"]["title"]["text"]
+        made = figure(title=name, height=320).update_layout(given["layout"]).add_traces(given["data"])
+        drawn += embedded(made, name)
     body = [
         f'<header><p class="crumbs">tdpp data</p><h1>{escape(title)}</h1></header><main>',
         f'<dl class="cards">{cards}</dl>',
@@ -108,11 +112,6 @@ def figures_page(title: str, facts: Mapping[str, str], figures: Sequence[Mapping
         "</main>",
     ]
     return page_with_figures(f"{title} – tdpp", "\n".join(body))
-
-
-def _drawn(given: Mapping[str, Any]) -> str:
-    name = given["layout"]["title"]["text"]
-    return embedded(figure(title=name, height=320).update_layout(given["layout"]).add_traces(given["data"]), name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ def outcome(
         settings=_settings(record.experiment) if record.experiment else {},
         **{name: medians.get(name, math.nan) for name in OF_LINES},
         memory_gib=max(mib) / 1024 if mib else math.nan,
-        loss=_number(last_loss(record)[1]),
+        loss=math.nan if (loss := last_loss(record)[1]) is None else loss,
         lines={name: tuple(values) for name, values in lines.items() if values},
         emulated=emulated,
         machines=made_of(
@@ -110,10 +110,6 @@ def _lines(record: Record, time: IterationTime | None) -> dict[str, list[float]]
     if time is not None:
         lines["sample_ms" if time.per_sample else "iteration_ms"] = list(time.each_ms)
     return lines
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def _settings(experiment: Experiment) -> dict[str, str]:

@@ -27,11 +27,12 @@ def render(command: str, division: StageDivision, notes: Sequence[str] = ()) -> 
     """
     head, rows = table(division)
     graph, times = "Operators by stage, and the edges between them", "Forward and backward passes of the operators"
+    proved = f"<p>{escape(text)}</p>" if (text := bound(division)) else ""
     body = [
         '<header><p class="crumbs">tdpp search</p>'
         f"<h1>{plural(len(division.stages), 'stage')}: {escape(division.replicas)}</h1>"
         "</header><main>",
-        f'<section class="verdict good"><p class="reason">{escape(summary(division))}</p>{_paragraph(bound(division))}'
+        f'<section class="verdict good"><p class="reason">{escape(summary(division))}</p>{proved}'
         f"{bullets([*division.notes, *notes])}{copyable(command)}</section>",
         f"<section><h2>Stages</h2>{html_table(head, rows)}{_shares(division)}</section>",
         f"<section><h2>The graph</h2>{embedded(drawn_graph(division), graph)}</section>",
@@ -39,10 +40,6 @@ def render(command: str, division: StageDivision, notes: Sequence[str] = ()) -> 
         "</main>",
     ]
     return page_with_figures("Stages – tdpp", "\n".join(body))
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{escape(text)}</p>" if text else ""
 
 
 def _shares(division: StageDivision) -> str:

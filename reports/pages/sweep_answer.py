@@ -138,12 +138,8 @@ def _figures(ranked: Ranking, pool: Pool) -> str:
             half = "" if math.isnan(found.half) else f" ± {found.half * quantity.scale:{form}}"
             parts.append(f"{found.median * quantity.scale:{form}}{half} {unit}")
             count = found.count
-    return f"{_links(pool)}: {', '.join(parts)} (n = {count:,})"
-
-
-def _links(pool: Pool) -> str:
-    first = link(pool.runs[0])
-    return f"{first} and {plural(len(pool.runs) - 1, 'more run')}" if len(pool.runs) > 1 else first
+    more = f" and {plural(len(pool.runs) - 1, 'more run')}" if len(pool.runs) > 1 else ""
+    return f"{link(pool.runs[0])}{more}: {', '.join(parts)} (n = {count:,})"
 
 
 def link(one: Outcome) -> str:

@@ -110,6 +110,7 @@ def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
     runs = [Compared(one.name, link(one), one.facts) for one in outcomes]
     failed = [one for one in outcomes if one.failed]
     differs = difference_section(timed)
+    others, settings = compared.others, [(one.name, one.settings) for one in outcomes]
     body = [
         f'<header><p class="crumbs">tdpp runs</p><h1>{plural(len(outcomes), "run")} compared</h1></header><main>',
         answer(compared.ranked, compared.pareto, outcomes),
@@ -117,7 +118,7 @@ def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
         *([_table(compared), _charts(compared)] if compared.sound else []),
         *(section(runs) for section in SECTIONS),
         _failed(failed, compared.keys),
-        _others(outcomes, compared.others),
+        _of_all("Configuration", f"{plural(len(others), 'other key')} that differ", others, settings),
         _machines(outcomes),
         "</main>",
     ]
@@ -187,20 +188,11 @@ def _charts(compared: Comparison) -> str:
     if len(settings) + len(results) > MOST_AXES:
         crossed = {"Varied keys": [*settings, axis(by_field[fastest])], "Results": results}
     note = '<p class="note">Axes of figures begin at 0. Bars at a point: ±. Click a point to open its run.</p>'
-    parts += (_crossing(title, items, axes) for title, axes in crossed.items())
+    for title, axes in crossed.items():
+        label = f"A line for each run across {title[0].lower()}{title[1:]}"
+        parts.append(f'<h3>{title}</h3><div class="scroll">{embedded(parallel(items, axes), label)}</div>')
     wide = ' class="wide"' if any(len(axes) > MOST_UPRIGHT for axes in crossed.values()) else ""
     return f"<section{wide}><h2>Charts</h2>{''.join(parts)}{note}</section>"
-
-
-def _crossing(title: str, items: Sequence[Item], axes: Sequence[Axis]) -> str:
-    label = f"A line for each run across {title[0].lower()}{title[1:]}"
-    return f'<h3>{title}</h3><div class="scroll">{embedded(parallel(items, axes), label)}</div>'
-
-
-def _others(outcomes: Sequence[Outcome], keys: Sequence[str]) -> str:
-    """The keys that no other table has room for."""
-    values = [(one.name, one.settings) for one in outcomes]
-    return _of_all("Configuration", f"{plural(len(keys), 'other key')} that differ", keys, values)
 
 
 def _machines(outcomes: Sequence[Outcome]) -> str:

@@ -82,18 +82,13 @@ def render(
     return page(title, body, [static(name) for name in SCRIPTS])
 
 
-def _who(culprit: Culprit) -> str:
-    if not culprit.ranks:
-        return f"node {culprit.node}"
-    return numbered("rank", culprit.ranks)
-
-
 def _end(state: str, culprit: Culprit, figures: Statistics, usual: str) -> str:
     """How the run ended, where that is seen, and how iterations usually were."""
+    who = numbered("rank", culprit.ranks) if culprit.ranks else f"node {culprit.node}"
     shown = f"Iteration {figures.iterations[-1]} is its last"
     shown += ", and the red band begins where the last event of this rank ends" if len(culprit.ranks) == 1 else ""
     shown += ", and red bands begin where the last events of these ranks end" if len(culprit.ranks) > 1 else ""
-    return f"{state.capitalize()}: {_who(culprit)} {culprit.what.rstrip('.')}. {shown}. {usual}"
+    return f"{state.capitalize()}: {who} {culprit.what.rstrip('.')}. {shown}. {usual}"
 
 
 def _answer(record: Record, figures: Statistics, why: Why | None) -> str:

@@ -26,11 +26,8 @@ MOST_LAYERS = 64
 
 def moved_layers(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     """Layers moved from the stage that computes longest to the one that is done first: one, and as many as help."""
-    stages = {place.rank: place.stage for place in plan.ranks}
-    layers, before = (
-        layers_of(plan),
-        by_stage(stages, median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs])),
-    )
+    stages, before = _computing(graphs, plan)
+    layers = layers_of(plan)
     if len(before) < 2 or not layers:
         return
     each = layer_ns(plan, before, layers)
@@ -53,16 +50,16 @@ def moved_layers(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
             break
         best = period
         change = f"partition {dashed(left)}" if made else f"a layer moved from stage {slow} to stage {quick}"
-        one = Change(
-            cause=Cause.PARTITION,
-            change=change,
-            because=because,
-            lasts_ns=lasts,
-            keys={"parallel.partition": dashed(left)} if plan.chunks == 1 else {},
-        )
-        made.append(one)
+        keys = {"parallel.partition": dashed(left)} if plan.chunks == 1 else {}
+        made.append(Change(cause=Cause.PARTITION, change=change, because=because, lasts_ns=lasts, keys=keys))
     yield from made[:1]
     yield from made[1:][-1:]
+
+
+def _computing(graphs: Sequence[Graph], plan: Plan) -> tuple[dict[int, int], dict[int, float]]:
+    """Returns the stage of each rank, and what each stage usually computes."""
+    stages = {place.rank: place.stage for place in plan.ranks}
+    return stages, by_stage(stages, median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs]))
 
 
 def by_stage(stages: Mapping[int, int], computing: Mapping[int, float]) -> dict[int, float]:
@@ -93,8 +90,7 @@ def replayed_plans(graphs: Sequence[Graph], plan: Plan, every: Sequence[Sequence
     """Plans whose layers per stage, each of these, are all that differs."""
     if not every:
         return
-    stages, layers_now = {place.rank: place.stage for place in plan.ranks}, layers_of(plan)
-    before = by_stage(stages, median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs]))
+    (stages, before), layers_now = _computing(graphs, plan), layers_of(plan)
     each = layer_ns(plan, before, layers_now)
     for layers in every:
         now = {stage: max(ns + each[stage] * (layers[stage] - layers_now[stage]), 0.0) for stage, ns in before.items()}
@@ -149,9 +145,7 @@ def vocabulary(graphs: Sequence[Graph], plan: Plan) -> Iterator[Change]:
     layer, word = block_numel(model, "layer", 1), model.padded_vocab_size * model.hidden
     if word <= layer:
         return
-    stages = {place.rank: place.stage for place in plan.ranks}
-    last = plan.pipeline - 1
-    before = by_stage(stages, median_by_rank([graph.sums(EdgeKind.COMPUTE) for graph in graphs]))
+    last, (stages, before) = plan.pipeline - 1, _computing(graphs, plan)
     if last not in before:
         return
     each = layer_ns(plan, before, layers)[last]
@@ -239,8 +233,12 @@ def other_shares(timeline: Timeline, graphs: Sequence[Graph], recorded: Sequence
 
 
 def _lengths(plan: Plan, times: Sequence[Sequence[StageTimes]], counts: Sequence[int]) -> list[float]:
-    """What each replica takes, ns."""
-    return [_length(plan, one, count) for one, count in zip(times, counts, strict=True)]
+    """What each replica's pipeline takes, ns."""
+    lists = [schedule(plan.schedule, plan.pipeline, plan.chunks, count) for count in counts]
+    return [
+        max(event.end for event in simulate(as_json(own, plan.chunks, count), one))
+        for one, own, count in zip(times, lists, counts, strict=True)
+    ]
 
 
 def _spelled(shares: Sequence[int]) -> str:
@@ -275,12 +273,6 @@ def _times(
         )
         found.append(StageTimes(forward=forward, backward=backward, send_forward=0.0, send_backward=0.0))
     return found
-
-
-def _length(plan: Plan, times: Sequence[StageTimes], micro_batches: int) -> float:
-    """Returns how long a replica's pipeline takes, ns."""
-    lists = schedule(plan.schedule, plan.pipeline, plan.chunks, micro_batches)
-    return max(event.end for event in simulate(as_json(lists, plan.chunks, micro_batches), times))
 
 
 def _shares(paces: Sequence[float], total: int, step: int) -> list[int]:

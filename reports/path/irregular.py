@@ -135,15 +135,13 @@ def _as_usual(
     for kind, cause, what, takes in TOGETHER:
         before, after = sum(usual.sums(kind).values()), sum(graph.sums(kind).values())
         if after > MORE * before:
-            lasts = [_all_scaled(one, kind, before) for one in graphs]
+            shares = [before / max(sum(one.sums(kind).values()), 1) for one in graphs]
+            lasts = [
+                np.where(one.kind == kind, (one.lasts_ns * share).astype(np.int64), one.lasts_ns)
+                for one, share in zip(graphs, shares, strict=True)
+            ]
             because = f"{what} {takes} {after / 1e6:,.0f} ms instead of {before / 1e6:,.0f} ms, summed over all ranks"
             yield cause, f"{what} as fast", because, lasts, False
-
-
-def _all_scaled(graph: Graph, kind: EdgeKind, then: int) -> Integers:
-    """The lengths where a kind takes so many ns over all ranks."""
-    now = max(sum(graph.sums(kind).values()), 1)
-    return np.where(graph.kind == kind, (graph.lasts_ns * (then / now)).astype(np.int64), graph.lasts_ns)
 
 
 def between_iterations(plan: Plan, figures: Statistics, most: int) -> Iterator[Gain]:
@@ -162,13 +160,14 @@ def between_iterations(plan: Plan, figures: Statistics, most: int) -> Iterator[G
         which = _which(after, int(counted.sum()))
         because = f"After {which}, the next one begins only {lasts:,.0f} ms later"
     known = _known(plan, after)
+    keys = ", ".join(f"{what}: {key}" for what, key in known.items())
     period = float(figures.period_ns[counted].mean())
     usual = gaps[long[np.argsort(np.abs(gaps[long] - np.median(gaps[long])), kind="stable")[:most]]]
     shares = (mean / (period + mean) * usual / np.median(gaps[long])).tolist()
     yield Gain(
         cause=Cause.BETWEEN,
         change=f"no time spent on {' and '.join(known)}" if known else "no time between iterations",
-        because=f"{because}{f' ({_keys(known)})' if known else ''}.",
+        because=f"{because}{f' ({keys})' if known else ''}.",
         before_ns=round(period + mean),
         shares=shares,
         excess=() if known or len(long) < RECURS else shares,
@@ -187,7 +186,3 @@ def _known(plan: Plan, after: Sequence[int]) -> dict[str, str]:
         for what, (key, interval) in every.items()
         if interval and all(number % interval == 0 for number in after)
     }
-
-
-def _keys(known: dict[str, str]) -> str:
-    return ", ".join(f"{what}: {key}" for what, key in known.items())

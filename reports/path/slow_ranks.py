@@ -90,14 +90,8 @@ def _beside_peers(graphs: Sequence[Graph], plan: Plan, expected: Expected | None
     found: dict[int, Peers] = {}
     for rank in own:
         alike = [other for other in own if other != rank and gpu[other] == gpu[rank]]
-        peers, least = (
-            {
-                other: passes[rank] / passes[other]
-                for other in alike
-                if stages[other] == stages[rank] and passes[other] > 0
-            },
-            SLOWER,
-        )
+        same = (other for other in alike if stages[other] == stages[rank] and passes[other] > 0)
+        peers, least = {other: passes[rank] / passes[other] for other in same}, SLOWER
         if not peers and rank in work:
             peers, least = {other: work[rank] / work[other] for other in alike if other in work}, least_of_stages
         if peers and own[rank] > least * _usual(own, peers) > least:

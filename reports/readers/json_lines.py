@@ -102,23 +102,20 @@ def expert_loads(texts: Iterable[str], file: str, notes: list[str]) -> Mapping[i
     for number, text in enumerate(texts, 1):
         line = _line(text)
         rows: Any = line.get("loads") if line else None
-        if line is None or not _is_table(rows):
-            strange.append(number)
-        else:
+        if (
+            line is not None
+            and isinstance(rows, list)
+            and rows
+            and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
+            and all(value is not None and _is_number(value, finite=True) for row in rows for value in row)
+        ):
             found[line["iteration"]] = rows
+        else:
+            strange.append(number)
     if strange:
         also = f" and {len(strange) - 1} more" if len(strange) > 1 else ""
         notes.append(f"{file}: line {strange[0]}{also} has no table of experts; ignored")
     return {iteration: found[iteration] for iteration in sorted(found)}
-
-
-def _is_table(rows: Any) -> bool:
-    return (
-        isinstance(rows, list)
-        and all(isinstance(row, list) and row and len(row) == len(rows[0]) for row in rows)
-        and all(value is not None and _is_number(value, finite=True) for row in rows for value in row)
-        and bool(rows)
-    )
 
 
 _COUNTED = ("elapsed_ms", "consumed_samples")

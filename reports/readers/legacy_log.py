@@ -108,7 +108,7 @@ class _Block:
         if self._rank is not None and self._list(line, self._rank):
             return True
         if (timer := _TIMER.fullmatch(line)) is not None:
-            self._begin(timer[1])
+            self._timer, self._last, self._rank, self._starts = timer[1], -1, None, None
             return True
         whole = None if self._source.at_cut else _RANK.fullmatch(line)
         whole = whole or self._source.mend(line, "     rank ", f"{_BODY}:", _RANK)
@@ -123,9 +123,6 @@ class _Block:
         if self._timer is not None:
             self._blocks.spent[-1].setdefault(self._timer, []).append(self._spent)
         return True
-
-    def _begin(self, timer: str) -> None:
-        self._timer, self._last, self._rank, self._starts = timer, -1, None, None
 
     def _list(self, line: str, rank: int) -> bool:
         """Whether the line is the list that is awaited."""

@@ -17,7 +17,7 @@ from reports.figures.chart import lines
 from reports.figures.embed import RAISED, SERIES, embedded, figure
 from reports.figures.page import Names, Row, number, table
 from reports.readers.events import Timeline
-from reports.readers.json_lines import Decision, Regrouping
+from reports.readers.json_lines import Decision
 from reports.readers.record import Record
 from reports.sections.comparison_sections import size
 
@@ -102,27 +102,23 @@ def elastic_section(record: Record) -> str:
     """The section of a run's page, as HTML; empty of a run that kept its plan."""
     if not record.regroupings:
         return ""
-    return f"<section><h2>Nodes</h2>{table(NODES_HEAD, map(_nodes_row, record.regroupings))}</section>"
-
-
-def _nodes_row(one: Regrouping) -> Row:
-    return (
-        one.start,
-        str(one.iteration),
-        f"{len(one.nodes_before)} → {len(one.nodes)}",
-        _others(one.nodes_before, one.nodes),
-        _others(one.nodes, one.nodes_before),
-        f"{_dashed(one.shares_before)} → {_dashed(one.shares)}",
-        one.reason,
-    )
+    rows = [
+        (
+            one.start,
+            str(one.iteration),
+            f"{len(one.nodes_before)} → {len(one.nodes)}",
+            _others(one.nodes_before, one.nodes),
+            _others(one.nodes, one.nodes_before),
+            " → ".join("-".join(map(str, shares)) for shares in (one.shares_before, one.shares)),
+            one.reason,
+        )
+        for one in record.regroupings
+    ]
+    return f"<section><h2>Nodes</h2>{table(NODES_HEAD, rows)}</section>"
 
 
 def _others(nodes: Sequence[str], beside: Sequence[str]) -> str:
     return ", ".join(node for node in nodes if node not in beside) or "–"
-
-
-def _dashed(shares: Sequence[int]) -> str:
-    return "-".join(map(str, shares))
 
 
 ISLANDS_NOTE = (

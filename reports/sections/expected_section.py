@@ -9,7 +9,7 @@ from html import escape
 from fasop.costs.layers import Basis
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import TITLES, Terms
-from reports.figures.page import Cell, Row, number, table_behind
+from reports.figures.page import Cell, Row, number, table_behind, than
 
 COLUMNS = {"passes": "passes"} | {
     key: title for key, title in TITLES.items() if key not in ("forward", "backward", "tensor")
@@ -50,7 +50,11 @@ def expected_section(prediction: Prediction, measured: Mapping[int, Terms], took
     ]
     if not took.terms:
         compared = ""
-    elif _as_predicted(measured, predicted):
+    elif worst is None and all(
+        stage in measured and signed(getattr(measured[stage], key) - getattr(one, key)) == "0.0"
+        for stage, one in enumerate(predicted)
+        for key in ("bubble", "total")
+    ):
         compared = "<p>Every part of every stage, such as passes, messages and the bubble, agrees to 0.1 ms.</p>"
     else:
         head = ("stage", *COLUMNS.values(), "sum")
@@ -78,9 +82,8 @@ def _answer(
     predicted: Sequence[Terms],
 ) -> str:
     predicted_ms = prediction.iteration_s * 1e3
-    share = took.ms / predicted_ms - 1
-    than = "as long as" if abs(share) < 5e-4 else f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than"
-    message = f"An iteration took {took.ms:,.1f} ms{took.basis}, {than} the predicted {predicted_ms:,.1f} ms."
+    compared = f"{than(took.ms, predicted_ms)} the predicted {predicted_ms:,.1f} ms"
+    message = f"An iteration took {took.ms:,.1f} ms{took.basis}, {compared}."
     if worst is None:
         return message
     stage, key = worst
@@ -88,15 +91,6 @@ def _answer(
     return (
         f"{message} Largest difference apart from the bubble: {COLUMNS[key]} of stage "
         f"{prediction.stages[stage].name}, {signed(difference)} ms."
-    )
-
-
-def _as_predicted(measured: Mapping[int, Terms], predicted: Sequence[Terms]) -> bool:
-    """Whether no difference can be seen, of any stage."""
-    return all(
-        stage in measured and signed(getattr(measured[stage], key) - getattr(one, key)) == "0.0"
-        for stage, one in enumerate(predicted)
-        for key in [*COLUMNS, "total"]
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from html import escape
 
@@ -15,7 +14,7 @@ from conf.run_folder.iteration_time import IterationTime, Spread, within_spread
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from reports.facts.statistics import time_of
-from reports.figures.page import bullets, leaves, number, table
+from reports.figures.page import bullets, leaves, number, table, than
 from reports.readers.record import Record
 
 NEWEST = 20
@@ -84,7 +83,7 @@ def _times(record: Record, prediction: Prediction | None, before: Record | None)
         yield "There is no prediction for this run."
     elif not time.per_sample or batch:
         predicted = prediction.iteration_s * 1e3 / (batch if time.per_sample else 1)
-        yield f"Predicted: {time.text(predicted)} ms, so it takes {_than(newest.median, predicted)} predicted."
+        yield f"Predicted: {time.text(predicted)} ms, so it takes {than(newest.median, predicted)} predicted."
     other = None if before is None else time_of(before)
     if before is None:
         yield "No earlier run of this name has logged iterations."
@@ -99,15 +98,7 @@ def _beside(newest: Spread, time: IterationTime, name: str, other: IterationTime
     message = f"The run before, {name}: {other.text(spread.median)} ms {spread.doubt(other.text)}"
     if within_spread(newest, spread):
         return f"{message}; the difference is within the spread of the iterations."
-    return f"{message}, so this run takes {_than(newest.median, spread.median)} the run before."
-
-
-def _than(ms: float, other: float) -> str:
-    """Such as `5% longer than`."""
-    share = ms / other - 1 if other > 0 else math.nan
-    if not abs(share) >= 5e-4:
-        return "as long as"
-    return f"{abs(share):.1%} {'longer' if share > 0 else 'shorter'} than"
+    return f"{message}, so this run takes {than(newest.median, spread.median)} the run before."
 
 
 def _losses(record: Record, before: Record | None) -> Iterator[str]:
