@@ -200,16 +200,12 @@ class Saver:
             for name in (LATEST, BEST) if pending.best else (LATEST,):
                 write_atomic(self._folder / name, final.name + "\n")
             _sync(self._folder)
-            kept = {final.name, self._best()}
+            best = self._folder / BEST
+            kept = {final.name, best.read_text(encoding="utf-8").strip() if best.is_file() else None}
             for old in sorted(self._folder.glob("iter_*"))[: -self._plan.train.keep_checkpoints]:
                 if old.name not in kept:
                     _delete(old)
         print(f"checkpoint saved: {final}", flush=True)
-
-    def _best(self) -> Optional[str]:
-        """The name of the best checkpoint."""
-        best = self._folder / BEST
-        return best.read_text(encoding="utf-8").strip() if best.is_file() else None
 
 
 class _Writer(Thread):

@@ -75,7 +75,9 @@ class Spending:
         self._per_iteration = plan.train.traffic_price or 0.0
         self._clock = clock
         self._began = clock()
-        self._before = max(_noted(plan.files.spent), _cost_before(plan.files.metrics))
+        spent = plan.files.spent  # as earlier starts have noted
+        noted = _dollars(spent.read_text(encoding="utf-8"), "dollars") if spent.exists() else 0.0
+        self._before = max(noted, _cost_before(plan.files.metrics))
         self._next_note = self._began
         self._note()
 
@@ -103,11 +105,6 @@ class Spending:
     def record(self, iteration: int) -> None:
         """Writes down that the run ends here, for it has cost what it may."""
         record(self._plan, iteration, MAX_COST, f"{self._limit:g}", self.dollars)
-
-
-def _noted(path: Path) -> float:
-    """What earlier starts have noted."""
-    return _dollars(path.read_text(encoding="utf-8"), "dollars") if path.exists() else 0.0
 
 
 def _cost_before(metrics: Path) -> float:

@@ -121,10 +121,10 @@ def located(texts: Sequence[str]) -> Dict[str, Any]:
         threads = [stack for stack in threads if stack]
         mains += threads[-1:]
         others += threads[:-1]
-    own = [(frames[0], stack) for stack in (*mains, *others) if (frames := list(filter(_is_no_library, stack)))]
+    libraries = (*_LIBRARIES, "<frozen")
+    of_programs = [
+        ([frame for frame in stack if not frame.startswith(libraries)], stack) for stack in (*mains, *others)
+    ]
+    own = [(frames[0], stack) for frames, stack in of_programs if frames]
     at, stack = next((pair for pair in own if not pair[0].startswith(_OURS)), own[0] if own else ("", []))
     return {"at": at.rpartition("/")[2], "stack": (stack or (mains or [[]])[0])[:MOST_FRAMES]}
-
-
-def _is_no_library(frame: str) -> bool:
-    return not frame.startswith((*_LIBRARIES, "<frozen"))

@@ -125,7 +125,9 @@ def _of_layer(ours: str) -> Twin:
 
 def config_of(model: ModelConfig) -> Dict[str, Any]:
     """config.json of a model."""
-    factor, kind = model.rope_scaling_factor, str(_kind(model))
+    factor, kind, own = model.rope_scaling_factor, str(_kind(model)), model.own(GptOptions)
+    stablelm = {"partial_rotary_factor": model.rotary_percent, "use_qkv_bias": own.add_qkv_bias}
+    experts = {"num_local_experts": own.experts, "num_experts_per_tok": own.experts_per_token}
     return {
         "architectures": [_CLASSES[kind]],
         "model_type": kind,
@@ -143,8 +145,8 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
         "rope_scaling": None if factor is None else {"rope_type": "llama3", "factor": factor, **_SCALING},
         **({"attention_bias": model.add_bias_linear, "mlp_bias": model.add_bias_linear} if kind == "llama" else {}),
         **({} if kind in ("llama", STABLELM) else _windows(model, kind)),
-        **(_stablelm(model) if kind == STABLELM else {}),
-        **(_experts(model) if kind == MIXTRAL else {}),
+        **(stablelm if kind == STABLELM else {}),
+        **(experts if kind == MIXTRAL else {}),
         "tie_word_embeddings": not model.untie_embeddings_and_output_weights,
         "attention_dropout": 0.0,
         "bos_token_id": None,
@@ -164,15 +166,6 @@ def _gemma(model: ModelConfig, kind: str) -> Dict[str, Any]:
         "query_pre_attn_scalar": model.head_width if own.query_scalar is None else own.query_scalar,
         **({"rope_parameters": positions} if kind == GEMMA3 else {}),
     }
-
-
-def _experts(model: ModelConfig) -> Dict[str, Any]:
-    own = model.own(GptOptions)
-    return {"num_local_experts": own.experts, "num_experts_per_tok": own.experts_per_token}
-
-
-def _stablelm(model: ModelConfig) -> Dict[str, Any]:
-    return {"partial_rotary_factor": model.rotary_percent, "use_qkv_bias": model.own(GptOptions).add_qkv_bias}
 
 
 def _windows(model: ModelConfig, kind: str) -> Dict[str, Any]:

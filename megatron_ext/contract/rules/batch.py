@@ -62,8 +62,7 @@ def _streaming(plan: Values) -> Faults:
         yield "streaming", streaming, f"{'given' if streaming is None else 'null'} with schedule={plan['schedule']}"
     if streaming is None:
         return
-    for broken in broken_by_stream(plan.get, ""):
-        yield PlanFault(broken)
+    yield from map(PlanFault, broken_by_stream(plan.get, ""))
     if plan["tensor"] > 1 and plan.get("replicas") is not None:
         yield "tensor", plan["tensor"], f"1 with schedule={PIPEDREAM} and different numbers of replicas"
     depth = streaming.get("depth")

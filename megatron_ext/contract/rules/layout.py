@@ -35,8 +35,7 @@ def _partition(plan: Values) -> Faults:
 
 
 def _schedule(plan: Values) -> Faults:
-    for broken in broken_by_chunks(plan.get, ""):
-        yield PlanFault(broken)
+    yield from map(PlanFault, broken_by_chunks(plan.get, ""))
 
 
 def _by_stage(plan: Values) -> Faults:
@@ -52,8 +51,7 @@ def _by_stage(plan: Values) -> Faults:
             yield largest, plan[largest], f"the largest of {key}={sizes}"
     if plan.get("replicas") is None:
         return
-    for broken in broken_by_replicas(plan.get, "", plan["data"]):
-        yield PlanFault(broken)
+    yield from map(PlanFault, broken_by_replicas(plan.get, "", plan["data"]))
 
 
 def _ranks(plan: Values) -> Faults:

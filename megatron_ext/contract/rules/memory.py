@@ -115,8 +115,7 @@ def broken_by_offload(get: Get, of_train: Get, prefix: str) -> Iterator[str]:
 def _shares(plan: Values) -> Faults:
     several = len(Recompute(plan["recompute"]).stages) > 1
     by_stage = [key for key in ("zeros", "offloads") if plan.get(key)] + ["recompute"] * several
-    for broken in broken_by_shares(plan.get, "", lambda key: f"{key}={plan.get(key)}", by_stage):
-        yield PlanFault(broken)
+    yield from map(PlanFault, broken_by_shares(plan.get, "", lambda key: f"{key}={plan.get(key)}", by_stage))
     if plan.get("zero") is not None and not plan["sharded_optimizer"]:
         yield "sharded_optimizer", plan["sharded_optimizer"], f"true with zero={plan['zero']}"
 
@@ -138,8 +137,7 @@ def _by_stage(plan: Values) -> Faults:
 
 
 def _offload(plan: Values) -> Faults:
-    for broken in broken_by_offload(plan.get, plan["train"].get, ""):
-        yield PlanFault(broken)
+    yield from map(PlanFault, broken_by_offload(plan.get, plan["train"].get, ""))
 
 
 RULES: Rules = [

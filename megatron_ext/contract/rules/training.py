@@ -112,8 +112,7 @@ def _model(plan: Values) -> Faults:
     model, tensor = plan["model"], lcm(plan.get("tensors") or [plan["tensor"]])
     family = _family_of(plan)
     with_family = f"with model.family={family.name}"
-    for broken in broken_by_model(model.get, family):
-        yield PlanFault(broken)
+    yield from map(PlanFault, broken_by_model(model.get, family))
     if family.user_code and not model.get("code"):
         yield "model.code", model.get("code"), f"FILE.py:NAME {with_family}"
     if family.measured and not family.shares_layers and tensor > 1:
@@ -139,8 +138,7 @@ def _model(plan: Values) -> Faults:
 
 def _train(plan: Values) -> Faults:
     train = plan["train"]
-    for broken in broken_by_training(train.get):
-        yield PlanFault(broken)
+    yield from map(PlanFault, broken_by_training(train.get))
     if train.get("epochs") is not None and train.get("samples") is None:
         yield "train.samples", None, f"a multiple of train.epochs={train['epochs']}"
     if train.get("max_cost") is not None and train.get("price_per_hour") is None:
@@ -162,32 +160,19 @@ def _masking(plan: Values) -> Faults:
         yield "data_masking", masking, f"{'given' if masking is None else 'null'} with model.family={family.name}"
 
 
-def _documents(plan: Values) -> Faults:
+def _of_family(plan: Values) -> Faults:
+    """What only some families have."""
     family, documents = _family_of(plan), plan.get("data_documents")
-    if documents is None:
-        return
-    if not family.running_text:
-        yield "data_documents", documents, f"null with model.family={family.name}"
-    elif documents["packing"] and not family.packs:
+    for key, given, has in (
+        ("data_augment", plan.get("data_augment"), family.learns == IMAGES),
+        ("data_bucketing", plan.get("data_bucketing"), family.translates),
+        ("data_documents", documents, family.running_text),
+        ("train.lora_rank", plan.get("train", {}).get("lora_rank"), family.adapters),
+    ):
+        if given is not None and not has:
+            yield key, given, f"null with model.family={family.name}"
+    if documents is not None and family.running_text and documents["packing"] and not family.packs:
         yield "data_documents.packing", True, f"false with model.family={family.name}"
-
-
-def _adapters(plan: Values) -> Faults:
-    family, rank = _family_of(plan), plan["train"].get("lora_rank")
-    if rank is not None and not family.adapters:
-        yield "train.lora_rank", rank, f"null with model.family={family.name}"
-
-
-def _augment(plan: Values) -> Faults:
-    family, augment = _family_of(plan), plan.get("data_augment")
-    if family.learns != IMAGES and augment is not None:
-        yield "data_augment", augment, f"null with model.family={family.name}"
-
-
-def _bucketing(plan: Values) -> Faults:
-    family, bucketing = _family_of(plan), plan.get("data_bucketing")
-    if not family.translates and bucketing is not None:
-        yield "data_bucketing", bucketing, f"null with model.family={family.name}"
 
 
 def _family_of(plan: Values) -> Family:
@@ -247,9 +232,6 @@ RULES: Rules = [
     (("train",), _train),
     (("data_split", "data_blend", "data_prefix"), _data),
     (("model", "data_prefix"), _masking),
-    (("model", "data_prefix"), _augment),
-    (("model",), _bucketing),
-    (("model",), _documents),
-    (("model", "train"), _adapters),
+    (("model",), _of_family),
     (("rehearsal", "ranks", "chunks"), _rehearsal),
 ]

@@ -127,7 +127,8 @@ def _made(library: Any, config: Any) -> nn.Module:
         return library.AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-any-return]
     kind = _base_class(library, config)
     base = kind._from_config(config, dtype=torch.float32)
-    if getattr(config, "is_causal", True) is False or not _attends_backwards(base):
+    causal = [module.is_causal for module in base.modules() if hasattr(module, "is_causal")]
+    if getattr(config, "is_causal", True) is False or not all(causal):
         raise EngineError(
             f"transformers has no causal model of a {config.model_type}: each token of a {kind.__name__} sees those "
             "after it, so there is nothing to predict; choose a family of AutoModelForCausalLM"
@@ -153,12 +154,6 @@ def _is_of(model: Type[Any], config: Type[Any]) -> bool:
     """Whether a class is a model that stands by itself and has a configuration of this class."""
     said = vars(model).get("config_class"), vars(model).get("__annotations__", {}).get("config")
     return config in said and not model.__name__.endswith("PreTrainedModel")
-
-
-def _attends_backwards(base: nn.Module) -> bool:
-    """Whether its attention says that it is causal."""
-    said = [module.is_causal for module in base.modules() if hasattr(module, "is_causal")]
-    return all(said)
 
 
 def rows_of_layers(model: nn.Module, count: Optional[int]) -> Iterator[Tuple[str, nn.ModuleList]]:

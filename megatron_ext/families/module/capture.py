@@ -109,13 +109,14 @@ class _Cutter:
                 made[node] = graph.node_copy(node, made.__getitem__)
         given = [node for node in own if self._is_taken_elsewhere(node, number) or node in output.all_input_nodes]
         results = tuple(made[node] for node in given)
+        lines = [node.meta[LINE] for node in own if LINE in node.meta]
         graph.output(results[0] if len(results) == 1 else results)
         return Piece(
             self._name(number, used),
             fx.GraphModule(content, graph),
             tuple(node.name for node in taken),
             tuple(node.name for node in given),
-            where=self._where(own),
+            where=lines[0] if lines else str(self._path),
             unforeseen=tuple(node.name for node in given if node.op != "call_module" and not _foreseen(node)),
         )
 
@@ -140,10 +141,6 @@ class _Cutter:
         while (name if again == 2 else f"{name}_{again - 1}") in used:
             again += 1
         return name if again == 2 else f"{name}_{again - 1}"
-
-    def _where(self, own: Sequence[fx.Node]) -> str:
-        lines = list(dict.fromkeys(node.meta[LINE] for node in own if LINE in node.meta))
-        return lines[0] if lines else str(self._path)
 
 
 def _foreseen(node: fx.Node) -> bool:

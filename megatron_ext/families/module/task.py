@@ -92,7 +92,9 @@ class ModuleTask(Task):
         return look_at(self._code, self._pieces, self._given, examples, self._functions, self._dtype)
 
     def micro(self, sample: Tensors) -> Micro:
-        inputs, targets = ({name: sample[name] for name in sample if _is_of(part, name)} for part in (INPUTS, TARGETS))
+        inputs, targets = (
+            {name: sample[name] for name in sample if name.partition(".")[0] == part} for part in (INPUTS, TARGETS)
+        )
         for name, tensor in inputs.items():
             if tensor.is_floating_point():
                 inputs[name] = tensor.to(self._dtype)
@@ -285,10 +287,6 @@ def _attributes(leaf: nn.Module) -> str:
         for part in leaf.modules()
     ]
     return repr(own)
-
-
-def _is_of(part: str, name: str) -> bool:
-    return name == part or name.startswith(f"{part}.")
 
 
 def _wide(tensor: Tensor) -> Tensor:
