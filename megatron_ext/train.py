@@ -45,8 +45,7 @@ from megatron_ext.timeline import usage
 from megatron_ext.timeline.cuda_recorder import CudaRecorder
 from megatron_ext.timeline.event_files import EventBuffer
 from megatron_ext.timeline.recorder import Recorder, begin_events, traced
-from megatron_ext.timeline.sample_waits import SampleWaits
-from megatron_ext.timeline.usage import MemoryReport
+from megatron_ext.timeline.usage import MemoryReport, SampleWaits
 
 
 def train(

@@ -1,4 +1,4 @@
-"""How much memory a rank takes, and how many bytes it sends, counted where it sends them.
+"""How much memory a rank takes, how many bytes it sends, counted where it sends them, and how it waits for samples.
 
 Of what the library sends for a rank, an all-reduce or an all-gather, a ring's part is counted: the least that any way
 to do it sends, if all ranks send as much.
@@ -6,13 +6,14 @@ to do it sends, if all ranks send as much.
 
 from __future__ import annotations
 
+import json
 import resource
 import time
 from collections import Counter
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 from typing import Counter as CounterOf
 
 import torch
@@ -197,3 +198,29 @@ def report_traffic(plan: Plan, place: Place, traffic: Traffic, iteration: int, s
     path.parent.mkdir(exist_ok=True)
     content = {"rank": place.rank, "stage": place.stage, "iteration": iteration, "samples": samples}
     write_json(path, {**content, "bytes": traffic.total()})
+
+
+WAITS_EVERY_S = 60.0
+"""A line stands for the iterations of so many seconds, at least."""
+
+
+class SampleWaits:
+    """Appends to waits/rank-*.jsonl what the rank's iterations waited for their samples on average."""
+
+    def __init__(self, path: Path, iteration: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """`iteration` is the last one before this start; a rank that reads no samples has no file."""
+        self._path = path
+        self._clock = clock
+        self._iteration, self._waited, self._since = iteration, 0.0, clock()
+
+    def note(self, iteration: int, waited_s: float) -> None:
+        """Called after each iteration with the seconds that the rank has waited since the start."""
+        now = self._clock()
+        if now - self._since < WAITS_EVERY_S or waited_s == 0.0:
+            return
+        each_ms = 1e3 * (waited_s - self._waited) / (iteration - self._iteration)
+        line = {"iteration": iteration, "unix": time.time(), "wait_ms": round(each_ms, 3)}
+        self._path.parent.mkdir(exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._iteration, self._waited, self._since = iteration, waited_s, now

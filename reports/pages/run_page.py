@@ -25,14 +25,12 @@ from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
 from reports.sections.adaptive_section import adaptive_section, elastic_section, experts_section, islands_section
 from reports.sections.cause_section import cause_section
-from reports.sections.expected_section import Took, expected_section
+from reports.sections.expected_section import Took, expected_section, run_before_section
 from reports.sections.figures_section import figures_section
 from reports.sections.findings_section import failures_section, nodes_section, verdict_section
 from reports.sections.gpu_section import gpu_section
-from reports.sections.memory_section import memory_section
 from reports.sections.plan_section import configuration_section, plan_section, profiles_section, reproduce_section
-from reports.sections.run_before_section import run_before_section
-from reports.sections.stages_section import stages_section, stragglers_section
+from reports.sections.stages_section import memory_section, stages_section, stragglers_section
 
 LIVE = '<aside id="live"><b>Live</b> <span id="live-time"></span> <span id="live-said" role="status"></span></aside>'
 

@@ -23,7 +23,7 @@ from reports.figures.embed import TIMELINE, embedded, looks, plotly_script, shar
 from reports.figures.pack import pack, predicted_columns
 from reports.figures.page import Cell, Row, copy_button, copyable, data, number, page, static, table, table_behind
 from reports.readers.events import legend_order
-from reports.sections.memory_section import memory_parts
+from reports.sections.stages_section import memory_parts
 
 MOST = 20
 """So many plans, the first, are shown in all detail."""

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from megatron_ext.engine.batches import BatchLoader
-from megatron_ext.timeline import sample_waits
-from megatron_ext.timeline.sample_waits import SampleWaits
+from megatron_ext.timeline import usage
+from megatron_ext.timeline.usage import SampleWaits
 from tests.megatron_ext.conftest import EngineRun
 
 
@@ -33,7 +33,7 @@ def test_ranks_that_read_samples_say_how_long_they_wait(
     engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With three stages, of which the middle one reads none."""
-    monkeypatch.setattr(sample_waits, "EVERY_S", 0.0)
+    monkeypatch.setattr(usage, "WAITS_EVERY_S", 0.0)
     held = BatchLoader._held
 
     def slow(self: BatchLoader, *words: object) -> object:
