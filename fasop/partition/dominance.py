@@ -41,7 +41,9 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
             better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
         else:  # of any kind
             better &= (mine.layer <= theirs.layer).all(axis=(0, 1))
-    return better if one.hidden is None or other.hidden is None else better & _hides_enough(one, other, layers)
+    if one.hidden is None or other.hidden is None or not better.any():
+        return better
+    return better & _hides_enough(one, other, layers)
 
 
 def _replicas_never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:

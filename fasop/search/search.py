@@ -19,6 +19,7 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.parallelism import Parallelism
+from fasop.costs.training import Training
 from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
 from fasop.search.plan import Fault, Plan, by_time, no_fault
 from fasop.search.space.candidates import Candidates, Space
@@ -150,6 +151,8 @@ class SpaceSearch:
         self._first: list[int] = []
         self._sketched: dict[int, list[Bounded]] = {}
         """What was built of these sizes, and is needed once more."""
+        self._left_out: dict[int, float] = {}
+        """Seconds below which no option of these sizes is that was not built."""
         self.lead = np.inf
         """Seconds of the plan that `sketch` finds."""
         self.searched = self.climbed = self.left = 0
@@ -249,7 +252,18 @@ class SpaceSearch:
         if number in self._sketched:
             return self._sketched.pop(number)
         floor = self._space.bounds[number]
-        return [Bounded.of(group, floor) for group in self._space.built(number, self._space.first)]
+        groups = self._space.built(number, self._space.first, self._options(number))
+        return [Bounded.of(group, floor) for group in groups]
+
+    def _options(self, number: int) -> list[Training]:
+        """Those that may be worth it. Where nodes are moved, all of them: what is found depends on the space alone."""
+        options = self._space.options(number)
+        if not self._space.few or len(options) < 2:
+            return options
+        bounds = np.array([self._space.bound(option) for option in options])
+        worth = self._keep.worth(self._space.kinds, bounds)
+        self._left_out[number] = min(bounds[~worth], default=np.inf)
+        return [option for option, may in zip(options, worth, strict=True) if may]
 
     def _look_at(self, one: Bounded) -> None:
         """At the candidates that may be kept, those with the lowest bounds first."""

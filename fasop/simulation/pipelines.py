@@ -138,15 +138,15 @@ class Pipelines:
             of_parts = (self.shares * self.counted(layers)).sum(axis=1)
             of_stages = of_parts.reshape(len(of_parts), -1, self.stages, layers.shape[1]).sum(axis=1)
             return np.asarray(np.all(of_stages <= FULL, axis=(0, 1)))
-        return self._fitting(layers, self.capacity, self.shares)
-
-    def _fitting(self, layers: Integers, capacity: Integers, shares: Floats | None) -> NDArray[np.bool_]:
-        """`fits`, where layers are alike."""
-        fitting: NDArray[np.bool_] = np.all(self.held(layers) <= capacity, axis=0)
-        if shares is not None:
-            taken = (shares * layers).reshape(len(shares), -1, self.stages, layers.shape[1]).sum(axis=1)
-            fitting &= np.all(taken <= FULL, axis=(0, 1))
+        fitting: NDArray[np.bool_] = np.all(self.held(layers) <= self.capacity, axis=0)
+        if self.shares is not None:
+            fitting &= np.all(self._taken(self.shares, layers) <= FULL, axis=(0, 1))
         return fitting
+
+    def _taken(self, shares: Floats, layers: Layers) -> Floats:
+        """[moments, stages, pipelines]: the part of each stage's memory that its chunks take."""
+        taken: Floats = (shares * layers).reshape(len(shares), -1, self.stages, len(self)).sum(axis=1)
+        return taken
 
     def loaded(self, layers: Layers) -> PartitionedPipelines:
         """With a partition each, [parts, pipelines]."""
@@ -187,18 +187,21 @@ class Pipelines:
         return self.of_slowest_replicas(seconds)[0]
 
     def moved(self, layers: Integers, owner: Integers, source: Integers, target: Integers, limit: Floats) -> Floats:
-        """[moves]: seconds of an iteration of pipeline `owner` once one of its `layers` has gone from part `source`,
-        which has one, to `target`, whose stage has room; infinite where that does not fit. For `limit` see
-        `iteration`.
+        """[moves]: seconds of an iteration of pipeline `owner` once one of its `layers`, which fit, has gone from part
+        `source`, which has one, to `target`, whose stage has room; infinite where the chunks together do not fit. For
+        `limit` see `iteration`.
         """
-        near, many = layers[:, owner], np.arange(len(owner))
-        near[source, many] -= 1
-        near[target, many] += 1
         if not vectorised.can_move() or self.order is not None or self.blocking:
-            lines = self.take(owner)
+            near, many, lines = layers[:, owner], np.arange(len(owner)), self.take(owner)
+            near[source, many] -= 1
+            near[target, many] += 1
             return np.where(lines.fits(near), lines.iteration(near, limit), np.inf)
 
-        def seconds(lines: Pipelines, of: Columns, own: Integers, moves: Columns) -> Floats:
+        found = np.zeros(len(owner))
+
+        def look(lines: Pipelines, of: Columns, own: Integers, moves: Integers) -> None:
+            if not len(moves):
+                return
             changes, held = (-1, 0, 1), lines.held(layers[..., of])
             loaded = [lines.loaded(layers[..., of] + more) for more in changes]
             starts = [lines.optimizer.of(held + more) for more in changes]
@@ -208,18 +211,25 @@ class Pipelines:
                 exposed=np.array([lines.exposed(held + more) for more in changes]),
                 embedding=lines.embedding,
             )
-            return vectorised.iterations(
+            seconds = vectorised.iterations(
                 lines.schedule, lines.micro_batches, some, (own, source[moves], target[moves]), limit[moves]
             )
+            np.maximum.at(found, moves, seconds)
 
-        found = seconds(self, slice(None), owner, slice(None))
-        if self.replicas:
-            found[np.isin(owner, np.concatenate([one.of for one in self.replicas]))] = 0.0
+        of_replicas = np.concatenate([one.of for one in self.replicas]) if self.replicas else np.zeros(0, np.int64)
+        alone = np.nonzero(~np.isin(owner, of_replicas))[0]
+        look(self, slice(None), owner[alone], alone)
         for one in self.replicas:
             own, moves = one.those_of(owner)
-            np.maximum.at(found, moves, seconds(one.lines, one.of, own, moves))
+            slowest = one.slowest(layers)[own]
+            for wanted in (slowest, ~slowest):  # what one replica leaves out, others need not
+                some = wanted & (found[moves] < limit[moves])
+                look(one.lines, one.of, own[some], moves[some])
         if self.shares is not None:
-            found[~self._fitting(near, self.capacity[:, owner], self.shares[..., owner])] = np.inf
+            off, onto = source % self.stages, target % self.stages
+            left = np.where(off == onto, self.shares[:, source, owner], 0.0)
+            within = self._taken(self.shares, layers)[:, onto, owner] + self.shares[:, target, owner] - left <= FULL
+            found[~within.all(axis=0)] = np.inf
         return found
 
     def parts(self, layers: Layers) -> Parts:
@@ -345,6 +355,13 @@ class HeterogeneousReplicas:
         """Those of so many of the pipelines, which are numbered anew."""
         own, of = self.those_of(columns)
         return HeterogeneousReplicas(lines=self.lines.take(own), of=of)
+
+    def slowest(self, layers: Integers) -> NDArray[np.bool_]:
+        """[pipelines of `lines`]: whether each is the slowest replica of its pipeline, which has these layers."""
+        order = np.lexsort((-self.lines.iteration(layers[:, self.of]), self.of))
+        found = np.zeros(len(self.of), bool)
+        found[order[np.unique(self.of[order], return_index=True)[1]]] = True
+        return found
 
     def those_of(self, columns: Integers) -> tuple[Integers, Integers]:
         """The numbers of `lines` that are replicas of so many pipelines, and the places of these in `columns`."""

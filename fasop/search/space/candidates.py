@@ -165,13 +165,23 @@ class Space:
         _, number = np.unique(shapes, axis=0, return_inverse=True)
         return [Nodes(self.kinds, every[number.reshape(-1) == i]) for i in range(number.max() + 1)]
 
-    def built(self, number: int, nodes: Sequence[Nodes]) -> list[Candidates]:
-        """All options in these orders that fit into memory with some partition, and are worth a look."""
+    def options(self, number: int) -> list[Training]:
+        """All options of these sizes."""
         place, schedule, chunks = self._cuts[number]
         sized = self._sized[place]
         parallel = replace(sized.parallel, schedule=schedule, chunks=chunks)
         variants = [replace(sized, parallel=variant) for variant in self._choices.variants(parallel)]
-        wanted = [one for one in variants if _shares_sequence(one)]
+        return [one for one in variants if _shares_sequence(one)]
+
+    def bound(self, option: Training) -> float:
+        """Seconds below which no plan with this option is, on whatever order of the nodes."""
+        parallel = option.parallel
+        way = Way(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
+        return float(self._bounds.of([option], way, self.kinds)[0])
+
+    def built(self, number: int, nodes: Sequence[Nodes], options: Sequence[Training] | None = None) -> list[Candidates]:
+        """All options, or these, in such orders as fit into memory with some partition, and are worth a look."""
+        wanted = self.options(number) if options is None else options
         return [group for some in nodes if (group := fitting(wanted, some)) is not None]
 
     @property
