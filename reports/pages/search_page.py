@@ -197,7 +197,7 @@ def _table(plans: Sequence[Plan], length: Length, launches: Sequence[str]) -> st
         rows.append(
             [
                 Cell(f'{name} <span class="tag">{marks[tone]}</span>'),
-                _broken(str(one.node_order), "+"),
+                Cell("+<wbr>".join(map(escape, str(one.node_order).split("+")))),  # where a line may be broken
                 _number(number(length.spent[index], ",.2f") if length.priced else ""),
                 *([_number(f"{length.times[index]:,.3g}")] if length.known else []),
                 _number(f"{plan.total * 1e3:,.1f}"),
@@ -222,11 +222,6 @@ def folded(plan: Plan) -> str:
     """Layers by stage, equal ones that follow each other once: `4*3 3*12 1`; by island where each has its own."""
     cuts = [own.partition or () for own in plan.training.parallel.own_plans] or [plan.partition.layers]
     return " / ".join(run_length_text([str(layers) for layers in cut], " ") for cut in cuts)
-
-
-def _broken(text: str, after: str) -> Cell:
-    """A cell of a text that may go on in the next line after such a sign."""
-    return Cell(f"{escape(after)}<wbr>".join(map(escape, text.split(after))))
 
 
 def _number(text: str) -> Cell:

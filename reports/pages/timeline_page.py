@@ -136,11 +136,7 @@ def _why_no_events(record: Record, findings: Findings | None) -> str:
 
 def iteration_columns(figures: Statistics) -> dict[str, Any]:
     """Returns number, start, length and period of iterations, and shares of their ranks in 1/1000, -1 for none."""
-    shares = {
-        "compute_share": figures.compute_share,
-        "bubble_share": figures.bubble_share,
-        "communication_share": figures.communication_share,
-    }
+    shares = {name: getattr(figures, name) for name in ("compute_share", "bubble_share", "communication_share")}
     origin = figures.start_ns.min()
     return {
         "iterations": figures.iterations,

@@ -20,11 +20,6 @@ ALIKE = 24
 _OF_NUMBERS = frozenset("0123456789.E+-")
 
 
-def anything(match: re.Match[str]) -> bool:
-    """Accepts every match."""
-    return True
-
-
 class Lines:
     """Lines without their ends, in which those of other processes may have landed: looked at ahead, and mended."""
 
@@ -70,7 +65,7 @@ class Lines:
         literal: str,
         characters: str,
         pattern: re.Pattern[str],
-        accept: Callable[[re.Match[str]], bool] = anything,
+        accept: Callable[[re.Match[str]], bool] = bool,
     ) -> re.Match[str] | None:
         """Puts a line that was given together with its other part, and what landed between them back.
 

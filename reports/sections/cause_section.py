@@ -246,17 +246,16 @@ def _tables(why: Why, plan: Plan) -> str:
         frames["node"] = idle.drop(columns="stage").groupby("node", sort=False).mean()
     if len(idle) > len(frames["stage"]):
         frames["rank"] = ranks.drop(columns=["stage", "node"])
-    tables = "".join(_idle_table(name, frame) for name, frame in frames.items())
+    head = ("compute", "optimizer", *IDLE, "communication", "hidden %")
+    tables = "".join(
+        table((name, *head), [list(_idle_row(str(key), row)) for key, row in frame.iterrows()], kind="numeric")
+        for name, frame in frames.items()
+    )
     return (
         f"<details><summary>Idle time by cause</summary>{tables}"
         f'<p class="note">{escape(IDLE_MEANING)}</p></details>'
         f"<details><summary>The critical path</summary>{_path_table(why, plan)}</details>"
     )
-
-
-def _idle_table(name: str, frame: pd.DataFrame) -> str:
-    head = (name, "compute", "optimizer", *IDLE, "communication", "hidden %")
-    return table(head, [list(_idle_row(str(key), row)) for key, row in frame.iterrows()], kind="numeric")
 
 
 def _idle_row(key: str, row: pd.Series) -> Iterator[str]:

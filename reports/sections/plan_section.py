@@ -148,12 +148,13 @@ def _counted(plan: Plan) -> str:
 def _unusual(plan: Plan) -> list[str]:
     """What is not as it is by default."""
     takes = Offload(plan.offload or Offload.none)
+    parts = [f"stage {stage}: {dashed(own)}" for stage, own in enumerate(plan.shards or ()) if len({*own}) > 1]
     chosen = {
         f"{plan.recompute} recomputation of activations": plan.recompute != "none",
         "a sharded optimizer": plan.sharded_optimizer and plan.zero is None and plan.zeros is None,
         f"ZeRO stage {plan.zero}": plan.zero is not None and plan.zeros is None,
         f"ZeRO stages {dashed(plan.zeros or ())}, pipeline stage by stage": plan.zeros is not None,
-        f"replicas that keep unlike parts ({_parts(plan)})": plan.shards is not None,
+        f"replicas that keep unlike parts ({'; '.join(parts)})": plan.shards is not None,
         f"the optimizer's state in the host's memory{_of_stages(plan, 'takes_optimizer')}": takes.takes_optimizer,
         f"activations in the host's memory{_of_stages(plan, 'takes_activations')}": takes.takes_activations,
         f"gradients summed in {plan.reduce_dtype}": plan.reduce_dtype not in (None, "fp32"),
@@ -171,12 +172,6 @@ def _of_stages(plan: Plan, takes: str) -> str:
     """Name the stages whose ranks keep something in the host's memory, where those of others do not."""
     some = [stage for stage in range(plan.pipeline) if getattr(Offload(plan.offload_of(stage)), takes)]
     return "" if len(some) == plan.pipeline else f" (stages {', '.join(map(str, some))})"
-
-
-def _parts(plan: Plan) -> str:
-    """Say in which proportion the replicas of stages keep what they share out, where that is not the same."""
-    unlike = {stage: parts for stage, parts in enumerate(plan.shards or ()) if len({*parts}) > 1}
-    return "; ".join(f"stage {stage}: {dashed(parts)}" for stage, parts in unlike.items())
 
 
 def _nodes(plan: Plan) -> str:
