@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import io
@@ -21,7 +22,7 @@ AROUND = 100
 """Characters that are shown on both sides of what is not UTF-8: the text may be a whole file's."""
 OF_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EROFS)
 """What is wrong with a path that a user gave, wherever it is noticed."""
-UNCOLLECTED = 50_000
+UNCOLLECTED = 200_000
 """Objects that are made before Python looks for unreachable ones: a command keeps most of what it makes until it ends,
 and with Python's own 700 a tenth of a search goes into looking."""
 
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs `tdpp <argv>`; returns its exit code (docs/exit-codes.md)."""
     if argv is None:
         gc.set_threshold(UNCOLLECTED)
+        atexit.register(gc.freeze)  # nothing that a command leaves behind need be looked through once more
         enter_utf8_mode(terminal=True)
         argv = sys.argv[1:]
     for stream in (sys.stdout, sys.stderr):

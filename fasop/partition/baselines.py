@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conf.schema.values.partition import Partition
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.partition.least_sum import amp_of_heterogeneous_layers
 from fasop.simulation.pipelines import Pipelines
 
@@ -66,7 +66,7 @@ def amp(pipelines: Pipelines, layers: int) -> Integers:
 
 
 def _least_sum(fixed: Floats, layer: Floats, least: Integers, layers: int, micro_batches: int) -> Integers:
-    largest = np.unique(fixed + np.arange(layers + 1)[:, np.newaxis] * layer)
+    largest = distinct(fixed + np.arange(layers + 1)[:, np.newaxis] * layer)
     cheapest = np.argsort(layer, kind="stable")
     room = np.floor((largest[:, np.newaxis] - fixed) / layer + ROUNDING) - least
     largest, room = largest[(room >= 0).all(axis=1)], room[(room >= 0).all(axis=1)][:, cheapest]

@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from fasop.bits import bits
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Floats, distinct
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Shares:
 def least_time(kinds: Sequence[Units], total: int, at_most: float = inf) -> Shares | None:
     """The shares of `total` micro-batches that take least; None where none add up to it within `at_most` seconds."""
     every = np.concatenate([kind.seconds[1 : total + 1] for kind in kinds])
-    values = np.unique(every[np.isfinite(every) & (every <= at_most)])
+    values = distinct(every[np.isfinite(every) & (every <= at_most)])
     if not len(values) or not _enough(kinds, total, values[-1]):
         return None
     low, high = 0, len(values) - 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import FULL, Pipelines
 
@@ -113,7 +113,7 @@ def cut_elsewhere(pipelines: Pipelines, partition: Integers) -> Integers:
     moved = np.where(every == number, places, moved)
     whole = np.pad(moved, ((1, 1), (0, 0)))
     whole[-1] = order.layers
-    return np.unique(np.diff(whole, axis=0), axis=1)
+    return distinct(np.diff(whole, axis=0), axis=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from itertools import combinations, islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.partition.heterogeneous_layers import cut_elsewhere, fitting, gains, least_largest_part
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
@@ -114,7 +114,7 @@ def improved_by_cuts(pipelines: Pipelines, begin: Integers) -> tuple[Integers, F
         owner = np.repeat(active, [one.shape[1] for one in near])
         every, lines = np.concatenate(near, axis=1), pipelines.take(owner)
         seconds = np.where(lines.fits(every), lines.iteration(every, times[owner]), np.inf)
-        gained = np.unique(owner[seconds < times[owner]])
+        gained = distinct(owner[seconds < times[owner]])
         for column in gained:
             own = np.nonzero(owner == column)[0]
             best = own[np.argmin(seconds[own])]

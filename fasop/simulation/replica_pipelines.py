@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.experts import layer_numbers
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import stage_nodes
@@ -62,7 +62,7 @@ def _places(
         return []
     nodes, counts = ranks[:, ::tensor].T, np.array(micro_batches)
     return [
-        _Places(count, np.unique(nodes[counts == count], axis=0)) for count in sorted({*micro_batches}, reverse=True)
+        _Places(count, distinct(nodes[counts == count], axis=0)) for count in sorted({*micro_batches}, reverse=True)
     ]
 
 
@@ -82,7 +82,7 @@ class _Own(NamedTuple):
         """`times` are `Nodes.gpu_times`, and `lines` are on nodes in these orders; for `places` see `_Places.nodes`."""
         kinds = orders[:, places].reshape(-1, places.shape[1])
         numbers = np.repeat(np.arange(len(orders)), len(places))
-        rows = np.unique(np.column_stack([numbers, kinds]), axis=0)
+        rows = distinct(np.column_stack([numbers, kinds]), axis=0)
         order, own = rows[:, 0], times[:, rows[:, 1:].T]
         half = len(own) // 2 - 1
         passes = pass_times(training, own[:half]), pass_times(training, own[half:-2], own[-1])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import getpass
 import hashlib
 import os
-import platform
 import shlex
 import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -54,6 +52,8 @@ def read_source() -> Source:
 
 def provenance(source: Source) -> dict[str, Any]:
     """The content of provenance.json; what cannot be known is null."""
+    import platform  # few commands need it
+
     return {
         "unix": time.time(),
         "commit": source.commit,
@@ -91,6 +91,8 @@ def _git(*arguments: str) -> str | None:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata  # few commands need it
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -120,11 +122,9 @@ class Software(TypedDict):
 
 def software() -> Software:
     """What must be the same wherever a run's agents and launcher are."""
-    try:
-        torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch = None
-    return Software(python=platform.python_version(), torch=torch, tdpp=source_digest())
+    import platform
+
+    return Software(python=platform.python_version(), torch=_version("torch"), tdpp=source_digest())
 
 
 def source_digest() -> str:

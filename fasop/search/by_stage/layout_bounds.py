@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs import sizes
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.hardware import NodeKind
 from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
@@ -247,7 +247,7 @@ class PlacedLayouts:
     def _embedding_parameters(self, one: Training) -> Floats:
         """[layouts]: of a rank of the first stage."""
         of_size = np.zeros(self._layouts.tensors[:, 0].max(initial=0) + 1)
-        for tensor in np.unique(self._layouts.tensors[:, 0]):
+        for tensor in distinct(self._layouts.tensors[:, 0]):
             of_size[tensor] = sizes.embedding_parameters(one.model, int(tensor))
         return of_size[self._layouts.tensors[:, 0]]
 

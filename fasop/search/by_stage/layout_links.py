@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs import sizes
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
@@ -187,7 +187,7 @@ class LayoutLinks:
         first, last = np.zeros_like(ended), np.full_like(begun, len(nodes) - 1)
         sides = ((0, widths[0], (begun, last)), (len(nodes) - 1, widths[1], (first, ended)))
         every, taken = self._peers_of_sums([kind.factors.embedding for kind in self._kinds]), np.zeros(len(rows))
-        for tensor in np.unique(np.minimum(*ends)):
+        for tensor in distinct(np.minimum(*ends)):
             shared, holders = sizes.shared_parameters(one.model, int(tensor))
             size = float(one.gradient_bytes * shared)
             for end, width, there in sides:

@@ -20,9 +20,6 @@ from fasop.search.arguments import Arguments
 from launch.commands.output_files import plan_path, write
 from launch.errors import LaunchError
 from launch.judge.state import print_next
-from launch.machine import slurm_commands
-from launch.machine.sinfo import parse
-from launch.machine.slurm_commands import SlurmSilent
 from launch.screen import print_table, remark
 
 if TYPE_CHECKING:
@@ -277,8 +274,9 @@ def nodes_now(cluster: Cluster) -> Iterator[str]:
     """A note for each group of which Slurm has fewer usable nodes than the cluster's file says."""
     if shutil.which("sinfo") is None:
         return
-    from launch.control.executors.sbatch import component  # few machines need it
-    from launch.control.executors.slurm import shortages
+    from launch.machine import slurm_commands  # few machines need it
+    from launch.machine.sinfo import parse
+    from launch.machine.slurm_commands import SlurmSilent
 
     try:
         rows = parse(slurm_commands.nodes(TIMEOUT_S))
@@ -287,6 +285,9 @@ def nodes_now(cluster: Cluster) -> Iterator[str]:
         return
     except LaunchError:  # of a site where sinfo says nothing to this user
         return
+    from launch.control.executors.sbatch import component
+    from launch.control.executors.slurm import shortages
+
     for found in shortages([(component(name, cluster), group.count) for name, group in cluster.groups.items()], rows):
         how = f"cluster.groups.{found.group}.count={found.usable} leaves out the others"
         yield f"{found}; the plans count {found.wanted}" + (f": {how}" if found.usable else "")
