@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 from conf.schema.experiment import Cluster, Gpu, NodeGroup
 from conf.schema.values.links import PairLink, pairs
@@ -55,6 +56,11 @@ class NodeKind:
     """From its nodes to those of other kinds, or its own, by name; to the others by the groups' own figures."""
     uplink: Uplink | None = None
     """The uplink of its nodes' leaf switch, by which they reach nodes elsewhere."""
+
+    @cached_property
+    def known_times(self) -> dict[tuple[object, ...], Any]:
+        """What is known of its GPUs' times (`fasop.simulation.on_nodes.times_on`)."""
+        return {}
 
     @cached_property
     def collectives(self) -> Collectives | None:

@@ -39,7 +39,7 @@ def closer_least(
         (bound, next(number), space, size)
         for space in spaces
         if space.least < enough
-        for size, bound in (enumerate(space.bounds.tolist()) if space.is_bounded else [(UNBOUNDED, space.floor)])
+        for size, bound in (enumerate(_known(space, enough)) if space.is_bounded else [(UNBOUNDED, space.floor)])
         if bound < enough
     ]
     heapq.heapify(heap)
@@ -49,7 +49,7 @@ def closer_least(
         progress(work / most)
         if isinstance(what, Space) and step == UNBOUNDED:
             work += 1 + len(what) // SIZES
-            for size, of_size in enumerate(what.bounds.tolist()):
+            for size, of_size in enumerate(_known(what, enough)):
                 if of_size < enough:
                     heapq.heappush(heap, (of_size, next(number), what, size))
         elif isinstance(what, Space) and what.few:
@@ -70,6 +70,12 @@ def closer_least(
         else:
             return bound
     return heap[0][0] if heap else enough
+
+
+def _known(space: Space, enough: float) -> list[float]:
+    space.raise_known(space.known < enough)
+    found: list[float] = space.known.tolist()
+    return found
 
 
 def _quick(one: Bounded) -> bool:

@@ -121,11 +121,7 @@ class LowerBounds:
         """
         if not plans:
             return np.inf
-        sized = {
-            (p.tensor_size * p.context, p.context, p.expert, p.micro_batch_size): one
-            for one in plans
-            for p in [one.parallel]
-        }
+        sized = {self.size_of(one): one for one in plans}
         some, (ranks, _, _, batches) = self._some(kinds), np.array([*sized], float).T
         parts = [
             [self._of_kinds(one, way)[kind].layers for kind in some] for way in recompute for one in sized.values()
@@ -141,6 +137,13 @@ class LowerBounds:
         rates = np.array([kind.gpus * kind.group.count for kind in kinds]) / np.maximum(slowest, 1e-30)
         work = float(units @ plans[0].blocks.counts[:, -1])
         return float(plans[0].parallel.global_batch_size * work / rates.sum())
+
+    @staticmethod
+    def size_of(one: Training) -> tuple[int, int, int, int]:
+        """Return what `of_work` depends on: the ranks that have a micro-batch, how many of these share sequences and
+        experts, and its samples."""
+        parallel = one.parallel
+        return parallel.tensor_size * parallel.context, parallel.context, parallel.expert, parallel.micro_batch_size
 
     def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
         """[plans]: seconds below which no order of these nodes and no partition gets an iteration, proved.

@@ -170,7 +170,7 @@ class SpaceSearch:
         """
         found: list[tuple[float, int, Bounded]] = []
         for number in self._by_floor():
-            bound = float(self._space.bounds[number])
+            bound = float(self._space.known[number])
             if bound > self.lead or not self._keep.within_reach(self._space.kinds, bound):
                 break
             if self._over() and np.isfinite(self.lead):
@@ -205,7 +205,7 @@ class SpaceSearch:
                 self.searched += 1
                 self._keep_those(found.one, found.partition, np.array([found.seconds]))
         for number, begin in sorted(begins.items(), key=lambda item: item[1].seconds):
-            near = begin.seconds <= NEAR * fastest and self._worth(self._space.bounds[number])
+            near = begin.seconds <= NEAR * fastest and self._worth(self._space.known[number])
             if near and not self._over() and self._keep.within_reach(self._space.kinds, begin.seconds):
                 self.climbed += 1
                 for some, partitions, seconds in climb(self._space, number, begin):
@@ -217,7 +217,7 @@ class SpaceSearch:
         for number, groups in self._promising():
             if self._space.few:
                 bound = min((one.proved.min() for one in groups), default=np.inf)
-                self._space.bounds[number] = bound
+                self._space.known[number] = bound
             for one in groups:
                 self._look_at(one)
 
@@ -228,7 +228,7 @@ class SpaceSearch:
             self.left = len(self._space) if self._worth(self._space.floor) else 0
             return
         for number in [*self._first, *(number for number in self._by_floor() if number not in self._first)]:
-            if not self._worth(self._space.bounds[number]):
+            if not self._worth(self._space.known[number]):
                 continue
             if self._over():
                 self.left += 1
@@ -242,8 +242,9 @@ class SpaceSearch:
         """The sizes that are worth it before any plan of them is known."""
         if not len(self._space) or not self._worth(self._space.floor):
             return []
-        worth = self._keep.worth(self._space.kinds, self._space.bounds)
-        return [number for number in np.argsort(self._space.bounds, kind="stable").tolist() if worth[number]]
+        self._space.raise_known(self._keep.worth(self._space.kinds, self._space.known))
+        worth = self._keep.worth(self._space.kinds, self._space.known)
+        return [number for number in np.argsort(self._space.known, kind="stable").tolist() if worth[number]]
 
     def _worth(self, seconds: float) -> bool:
         return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])
@@ -251,7 +252,7 @@ class SpaceSearch:
     def _bounded(self, number: int) -> list[Bounded]:
         if number in self._sketched:
             return self._sketched.pop(number)
-        floor = self._space.bounds[number]
+        floor = self._space.known[number]
         groups = self._space.built(number, self._space.first, self._options(number))
         return [Bounded.of(group, floor) for group in groups]
 

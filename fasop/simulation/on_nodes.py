@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
 from fasop.costs import overlap, sizes
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.context import with_shared_sequences
 from fasop.costs.experts import layer_numbers, with_exchanges
 from fasop.costs.hardware import NodeKind
@@ -32,6 +33,9 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, gathering_in_groups, on_pairs, scattered
+
+_SIZES = attrgetter("tensor", "expert", "context", "micro_batch_size", "sequence_parallel", "recompute", "offload")
+"""What of a plan changes how long a GPU takes for a part of the model."""
 
 
 def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
@@ -235,7 +239,17 @@ def _capacity_by_kind(
 
 
 def times_on(kind: NodeKind, training: Training) -> LayerTimes:
-    """What the parts of the model take on a GPU of such a node, calibrated."""
+    """What the parts of the model take on a GPU of such a node, calibrated. A search asks for few that differ, again
+    and again, so the node knows them."""
+    parts = (training.model, training.engine, training.adapters)
+    key = (*_SIZES(training.parallel), training.precision, training.kept_values, *map(id, parts))
+    if key not in kind.known_times:
+        kind.known_times[key] = (_times_on(kind, training), parts)  # while it has these, no others have their ids
+    found: LayerTimes = kind.known_times[key][0]
+    return found
+
+
+def _times_on(kind: NodeKind, training: Training) -> LayerTimes:
     parallel = training.parallel
     shared = parallel.tensor_size if parallel.sequence_parallel else 1  # a rank has but its part
     sums = Exchange(Operation.all_reduce, parallel.tensor_size, float(max(training.crossing) * shared))
@@ -290,7 +304,7 @@ class Nodes:
 
     def distinct_rows(self, nodes: Integers) -> Integers:
         """Return rows of nodes without those that are as another one in every order."""
-        return np.unique(self.first_alike[nodes], axis=0)
+        return distinct(self.first_alike[nodes], axis=0)
 
     def _distinct(self, uses: Uses) -> Uses:
         """Return the uses without those that are as another one of their item, in every order: of a thousand nodes in a
@@ -300,7 +314,7 @@ class Nodes:
             return uses
         rows = (items, alike[uses.nodes], uses.between, uses.sharing)
         shape = [int(row.max()) + 1 for row in rows]
-        items, nodes, between, sharing = np.unravel_index(np.unique(np.ravel_multi_index(rows, shape)), shape)
+        items, nodes, between, sharing = np.unravel_index(distinct(np.ravel_multi_index(rows, shape)), shape)
         starts = np.searchsorted(items, np.arange(len(uses.starts)))
         return Uses(starts=starts, nodes=nodes, between=between, sharing=sharing)
 

@@ -53,9 +53,8 @@ def explore_shares(
     for number, kinds in enumerate(sets):
         if time.process_time() > until:
             break
-        for row in _looked_at(training, kinds, choices):
-            if _worth(keep, kinds, row[0]):
-                looked.append((row[0], number, *row[1:]))
+        for row in _looked_at(training, kinds, choices, partial(_worth, keep, kinds)):
+            looked.append((row[0], number, *row[1:]))
     for least, number, one, order in sorted(looked, key=lambda row: row[:2]):
         if time.process_time() > until:
             break
@@ -69,9 +68,9 @@ def _worth(keep: PlanCollector, kinds: Sequence[NodeKind], seconds: float) -> bo
 
 
 def _looked_at(
-    training: Training, kinds: Sequence[NodeKind], choices: Choices
+    training: Training, kinds: Sequence[NodeKind], choices: Choices, worth: Callable[[float], bool]
 ) -> Iterator[tuple[float, Training, Nodes]]:
-    """Plans on all these nodes without their partition, with seconds below which none of them is."""
+    """Plans on all these nodes without their partition, with seconds below which none of them is that are worth it."""
     present = [kind for kind in kinds if kind.group.count]
     if len(present) < 2:
         return
@@ -88,7 +87,8 @@ def _looked_at(
                 continue
             for variant in choices.variants(replace(parallel, schedule=schedule, chunks=chunks)):
                 wanted = replace(one, parallel=variant)
-                yield least_seconds(wanted, present), wanted, order
+                if (least := least_seconds(wanted, present, worth)) is not None:
+                    yield least, wanted, order
 
 
 def _sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Iterator[Training]:
@@ -100,9 +100,9 @@ def _sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> I
             yield one
 
 
-def least_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
+def least_seconds(one: Training, kinds: Sequence[NodeKind], worth: Callable[[float], bool]) -> float | None:
     """Seconds that an iteration takes at least, with whatever partition and shares, if each of these kinds of nodes has
-    its part of every stage.
+    its part of every stage; None once they are not worth it.
 
     Of p stages let stage s have the part x_s of a replica's work F for a micro-batch, of which the part phi comes
     before other stages can begin: all of it, or the forward pass where the backward passes are in two parts. For n
@@ -134,8 +134,13 @@ def least_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
         low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if done(middle) < needed else (low, middle)
-    return low
+        if done(middle) >= needed:
+            high = middle
+        elif worth(middle):
+            low = middle
+        else:
+            return None
+    return low if worth(low) else None
 
 
 def _micro_batches(time: float, first: float, stages: int) -> float:

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.schema.experiment import Recompute, Schedule
 from conf.schema.values.partition import Shares
@@ -97,6 +98,7 @@ class Space:
         for schedule, chunks in choices.ways:
             some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
             self._cuts += [(number, schedule, chunks) for number in some]
+        self._raised = np.zeros(len(self._cuts), bool)
 
     @cached_property
     def floor(self) -> float:
@@ -104,31 +106,48 @@ class Space:
         return self._bounds.of_work(self._sized, self._choices.recompute, self.kinds)
 
     @cached_property
-    def bounds(self) -> Floats:
-        """Seconds below which no plan of each number is, on whatever order of the nodes; whoever proves more of one
-        raises it."""
-        least, recompute = [], self._choices.recompute
+    def known(self) -> Floats:
+        """Seconds below which no plan of each number is, on whatever order of the nodes: at first if each GPU does its
+        part of the work and none waits; whoever proves more of one raises it."""
+        of_sizes: dict[tuple[int, ...], float] = {}
+        for one in self._sized:
+            if (key := LowerBounds.size_of(one)) not in of_sizes:
+                of_sizes[key] = self._bounds.of_work([one], self._choices.recompute, self.kinds)
+        return np.array([of_sizes[LowerBounds.size_of(self._sized[number])] for number, *_ in self._cuts])
+
+    def raise_known(self, some: NDArray[np.bool_]) -> None:
+        """Of these numbers to what the chains of waits say, which takes longer."""
+        recompute = self._choices.recompute
         if Recompute.none in recompute:  # to compute again takes no less
             recompute = (Recompute.none,)
         for schedule, chunks in self._choices.ways:
-            plans = [self._sized[number] for number, *way in self._cuts if way == [schedule, chunks]]
-            options = product(recompute, self._choices.sharded_optimizer)
-            ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
-            least.append(np.min([self._bounds.of(plans, way, self.kinds) for way in ways], axis=0))
-        found: Floats = np.maximum(np.concatenate(least), self.floor)
-        return found
+            of_way = np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
+            numbers = np.nonzero(of_way & some & ~self._raised)[0]
+            if len(numbers):
+                plans = [self._sized[self._cuts[number][0]] for number in numbers]
+                options = product(recompute, self._choices.sharded_optimizer)
+                ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
+                least = np.min([self._bounds.of(plans, way, self.kinds) for way in ways], axis=0)
+                self.known[numbers] = np.maximum(least, self.floor)
+        self._raised |= some
+
+    @property
+    def bounds(self) -> Floats:
+        """The same of all numbers."""
+        self.raise_known(np.ones(len(self), bool))
+        return self.known
 
     @property
     def least(self) -> float:
         """Seconds below which no plan is, as far as it is known; infinite if there is none."""
         if not len(self):
             return np.inf
-        return float(self.bounds.min()) if self.is_bounded else self.floor
+        return float(self.known.min()) if self.is_bounded else self.floor
 
     @property
     def is_bounded(self) -> bool:
-        """Whether `bounds` were needed before, and are known."""
-        return "bounds" in vars(self)
+        """Whether bounds of its sizes were needed before, and are known."""
+        return "known" in vars(self)
 
     def _runs(self, one: Training, schedule: Schedule, chunks: int) -> bool:
         return self._choices.runs(one.parallel, schedule, chunks, one.model, one.engine)
