@@ -116,7 +116,7 @@ class Space:
         return np.array([of_sizes[LowerBounds.size_of(self._sized[number])] for number, *_ in self._cuts])
 
     def raise_known(self, some: NDArray[np.bool_]) -> None:
-        """Of these numbers to what the chains of waits say, which takes longer."""
+        """Raise those of some numbers to what the chains of waits say, which takes longer."""
         recompute = self._choices.recompute
         if Recompute.none in recompute:  # to compute again takes no less
             recompute = (Recompute.none,)
@@ -133,7 +133,7 @@ class Space:
 
     @property
     def bounds(self) -> Floats:
-        """The same of all numbers."""
+        """Return what is known of all numbers once chains of waits are looked at."""
         self.raise_known(np.ones(len(self), bool))
         return self.known
 
