@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from html import escape, unescape
@@ -188,6 +188,13 @@ def page_with_figures(title: str, body: str, scripts: Sequence[str] = (), *, dra
         return page(title, body, own)
     drawing = [plotly_script(), *([] if own else [static("scheme.js")]), *map(static, ("theme.js", "figures.js"))]
     return page(title, f"{body}\n{shared()}", [*own, *drawing])
+
+
+def framed(title: str, crumbs: str, heading: str, parts: Iterable[str], scripts: Sequence[str] = ()) -> str:
+    """A page of ready HTML under a heading, with `crumbs` above it, both plain text; `scripts` as of
+    `page_with_figures`."""
+    head = f'<header><p class="crumbs">{escape(crumbs)}</p><h1>{escape(heading)}</h1></header><main>'
+    return page_with_figures(f"{title} – tdpp", "\n".join([head, *parts, "</main>"]), scripts)
 
 
 def shared() -> str:

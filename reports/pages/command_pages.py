@@ -17,7 +17,7 @@ from fasop.costs.profiles.profile import LayerProfile
 from fasop.tables.trainings import DIGITS, HEAD, Results, row, summary
 from fasop.trainings.played import HOUR, Played
 from reports.figures.chart import Axis, Item, dots, lines
-from reports.figures.embed import SERIES, SOFT, embedded, figure, page_with_figures
+from reports.figures.embed import SERIES, SOFT, embedded, figure, framed
 from reports.figures.page import Names, bullets, copyable, number, table
 
 MOST_TICKS = 12
@@ -30,13 +30,9 @@ def profile_page(command: str, profiles: Mapping[str, LayerProfile]) -> str:
     Args:
         profiles: by their names, of one job.
     """
-    body = [
-        f'<header><p class="crumbs">tdpp profile</p><h1>{escape(", ".join(profiles))}</h1></header><main>',
-        *(part for name, profile in profiles.items() for part in _sections(name, profile)),
-        f"<section><h2>Command</h2>{copyable(command)}</section>",
-        "</main>",
-    ]
-    return page_with_figures("Profile – tdpp", "\n".join(body))
+    parts = [part for name, profile in profiles.items() for part in _sections(name, profile)]
+    parts.append(f"<section><h2>Command</h2>{copyable(command)}</section>")
+    return framed("Profile", "tdpp profile", ", ".join(profiles), parts)
 
 
 def _sections(name: str, profile: LayerProfile) -> Iterator[str]:
@@ -105,13 +101,8 @@ def figures_page(title: str, facts: Mapping[str, str], figures: Sequence[Mapping
         name = given["layout"]["title"]["text"]
         made = figure(title=name, height=320).update_layout(given["layout"]).add_traces(given["data"])
         drawn += embedded(made, name)
-    body = [
-        f'<header><p class="crumbs">tdpp data</p><h1>{escape(title)}</h1></header><main>',
-        f'<dl class="cards">{cards}</dl>',
-        f'<section><h2>Charts</h2><div class="charts">{drawn}</div></section>' if drawn else "",
-        "</main>",
-    ]
-    return page_with_figures(f"{title} – tdpp", "\n".join(body))
+    charts = f'<section><h2>Charts</h2><div class="charts">{drawn}</div></section>' if drawn else ""
+    return framed(title, "tdpp data", title, [f'<dl class="cards">{cards}</dl>', charts])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +131,7 @@ def learning_page(
     the `notes` says which one that is."""
     timed = [plan for plan in plans if plan.seconds is not None]
     title, *notes = notes if len(plans) > 1 else [plans[0].name, *notes]
-    body = [
-        f'<header><p class="crumbs">tdpp rehearse learning</p><h1>{escape(title)}</h1></header><main>',
+    parts = [
         f'<section class="verdict good">{bullets(notes)}{copyable(command)}</section>',
         f"<section><h2>Plans</h2>{table(head, rows)}</section>",
         _curves(f"{metric} against samples", "samples", plans, [plan.samples for plan in plans], goal),
@@ -150,8 +140,8 @@ def learning_page(
         seconds = [plan.seconds or () for plan in timed]
         unit, size = ("hours", 3600.0) if max(map(max, seconds)) >= 7200 else ("seconds", 1.0)
         scaled = [[one / size for one in of] for of in seconds]
-        body.append(_curves(f"{metric} against predicted time", f"predicted {unit}", timed, scaled, goal))
-    return page_with_figures("Learning rehearsal – tdpp", "\n".join([*body, "</main>"]))
+        parts.append(_curves(f"{metric} against predicted time", f"predicted {unit}", timed, scaled, goal))
+    return framed("Learning rehearsal", "tdpp rehearse learning", title, parts)
 
 
 def _curves(
@@ -192,16 +182,14 @@ def simulation_page(command: str, results: Results, notes: Sequence[str]) -> str
     """Time against dollars of all sets of nodes, and the batch over samples; as HTML."""
     title, *more = summary(results)
     drawn = _trainings_drawn(results)
-    body = [
-        f'<header><p class="crumbs">tdpp simulate</p><h1>{escape(title)}</h1></header><main>',
+    parts = [
         f'<section class="verdict good">{bullets([*more, *notes])}',
         f"{copyable(command)}</section>",
         f"<section><h2>Time and cost</h2>{_costs(results)}{_batches(drawn)}{_paces(drawn)}</section>",
         _epochs(results),
         _trainings_table(results),
-        "</main>",
     ]
-    return page_with_figures("Simulation – tdpp", "\n".join(body))
+    return framed("Simulation", "tdpp simulate", title, parts)
 
 
 def _trainings_drawn(results: Results) -> list[Played]:

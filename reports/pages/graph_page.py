@@ -13,7 +13,7 @@ from fasop.graphs.division import StageDivision
 from fasop.graphs.graph import Operator
 from fasop.graphs.options import Sync
 from fasop.graphs.table import bound, summary, table, takes
-from reports.figures.embed import BORDER, SERIES, SOFT, embedded, figure, page_with_figures
+from reports.figures.embed import BORDER, SERIES, SOFT, embedded, figure, framed
 from reports.figures.page import bullets, copyable
 from reports.figures.page import table as html_table
 
@@ -28,18 +28,14 @@ def render(command: str, division: StageDivision, notes: Sequence[str] = ()) -> 
     head, rows = table(division)
     graph, times = "Operators by stage, and the edges between them", "Forward and backward passes of the operators"
     proved = f"<p>{escape(text)}</p>" if (text := bound(division)) else ""
-    body = [
-        '<header><p class="crumbs">tdpp search</p>'
-        f"<h1>{plural(len(division.stages), 'stage')}: {escape(division.replicas)}</h1>"
-        "</header><main>",
+    parts = [
         f'<section class="verdict good"><p class="reason">{escape(summary(division))}</p>{proved}'
         f"{bullets([*division.notes, *notes])}{copyable(command)}</section>",
         f"<section><h2>Stages</h2>{html_table(head, rows)}{_shares(division)}</section>",
         f"<section><h2>The graph</h2>{embedded(drawn_graph(division), graph)}</section>",
         f"<section><h2>Times</h2>{embedded(drawn_times(division), times)}{_operators(division)}</section>",
-        "</main>",
     ]
-    return page_with_figures("Stages – tdpp", "\n".join(body))
+    return framed("Stages", "tdpp search", f"{plural(len(division.stages), 'stage')}: {division.replicas}", parts)
 
 
 def _shares(division: StageDivision) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from conf.visible import plural
 from reports.figures.chart import lines
-from reports.figures.embed import embedded, page_with_figures
+from reports.figures.embed import embedded, framed
 from reports.figures.page import Cell, Row, bullets, table
 
 LAST = 200
@@ -43,15 +43,13 @@ def render(
         "hosts with the same kind of GPU at the same work: stage, sizes, precision. Shown is the median of its last "
         "runs. Rank-hours count from a node's start to its end."
     )
-    body = [
-        f'<header><p class="crumbs">{escape(where)}</p><h1>{title}</h1></header><main>',
+    parts = [
         f'<section><div class="bad">{bullets(reasons)}</div></section>' if reasons else "",
         f"<section><h2>Hosts</h2>{table(columns, [_row(host) for host in hosts])}",
         f'<p class="note">{escape(note)}</p></section>',
         *(_section(host, run_columns) for host in sorted(hosts, key=lambda host: not host["reason"])),
-        "</main>",
     ]
-    return page_with_figures(f"{plural(len(hosts), 'host')} – tdpp", "\n".join(body))
+    return framed(plural(len(hosts), "host"), where, title, parts)
 
 
 def _row(host: Mapping[str, Any]) -> Row:

@@ -11,7 +11,7 @@ from html import escape
 from conf.visible import plural
 from reports.facts.side_by_side import Compared, differing
 from reports.figures.chart import Axis, Item, dots, parallel
-from reports.figures.embed import TIMELINE, embedded, page_with_figures
+from reports.figures.embed import TIMELINE, embedded, framed
 from reports.figures.page import Cell, Row, table
 from reports.pages.comparison import (
     SPEEDS,
@@ -111,8 +111,8 @@ def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
     failed = [one for one in outcomes if one.failed]
     differs = difference_section(timed)
     others, settings = compared.others, [(one.name, one.settings) for one in outcomes]
-    body = [
-        f'<header><p class="crumbs">tdpp runs</p><h1>{plural(len(outcomes), "run")} compared</h1></header><main>',
+    compares = plural(len(outcomes), "run")
+    parts = [
         answer(compared.ranked, compared.pareto, outcomes),
         differs,
         *([_table(compared), _charts(compared)] if compared.sound else []),
@@ -120,9 +120,8 @@ def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
         _failed(failed, compared.keys),
         _of_all("Configuration", f"{plural(len(others), 'other key')} that differ", others, settings),
         _machines(outcomes),
-        "</main>",
     ]
-    return page_with_figures(f"{plural(len(outcomes), 'run')} – tdpp", "\n".join(body), SCRIPTS if differs else ())
+    return framed(compares, "tdpp runs", f"{compares} compared", parts, SCRIPTS if differs else ())
 
 
 def _table(compared: Comparison) -> str:
