@@ -214,14 +214,14 @@ class SpaceSearch:
 
     def look(self) -> None:
         """At the first orders of all sizes."""
-        for number, groups in self._promising():
+        for number, groups in self._promising(looking=True):
             if self._space.few:
                 bound = min((one.proved.min() for one in groups), default=np.inf)
-                self._space.known[number] = bound
+                self._space.known[number] = min(bound, self._left_out.get(number, np.inf))
             for one in groups:
                 self._look_at(one)
 
-    def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
+    def _promising(self, *, looking: bool = False) -> Iterator[tuple[int, list[Bounded]]]:
         """All sizes that are worth it, by what is kept when they are reached."""
         self.left = 0
         if self._over() and not self._space.is_bounded:  # bounds of all sizes would take long
@@ -233,7 +233,7 @@ class SpaceSearch:
             if self._over():
                 self.left += 1
             else:
-                yield number, self._bounded(number)
+                yield number, self._bounded(number, looking=looking)
 
     def _over(self) -> bool:
         return time.process_time() > self._until
@@ -249,17 +249,17 @@ class SpaceSearch:
     def _worth(self, seconds: float) -> bool:
         return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])
 
-    def _bounded(self, number: int) -> list[Bounded]:
+    def _bounded(self, number: int, *, looking: bool = False) -> list[Bounded]:
         if number in self._sketched:
             return self._sketched.pop(number)
         floor = self._space.known[number]
-        groups = self._space.built(number, self._space.first, self._options(number))
+        groups = self._space.built(number, self._space.first, self._options(number, looking=looking))
         return [Bounded.of(group, floor) for group in groups]
 
-    def _options(self, number: int) -> list[Training]:
-        """Those that may be worth it. Where nodes are moved, all of them: what is found depends on the space alone."""
+    def _options(self, number: int, *, looking: bool) -> list[Training]:
+        """Those that may be worth it. Before nodes are moved all of them: what is found depends on the space alone."""
         options = self._space.options(number)
-        if not self._space.few or len(options) < 2:
+        if not (looking or self._space.few) or len(options) < 2:
             return options
         bounds = np.array([self._space.bound(option) for option in options])
         worth = self._keep.worth(self._space.kinds, bounds)

@@ -196,10 +196,11 @@ def iterations(
     least = now._replace(**{name: np.min([getattr(one, name) for one in lines.times], axis=0) for name in now._fields})
     queues = may_queue(schedule, least, lines.traffic)
 
+    compute = np.array([_compute(times) for times in lines.times])
+    start = np.array([times.start for times in lines.times])
+
     def seconds(links: _Links | None, some: NDArray[np.int64] | slice) -> Floats:
-        actions, slots, own, send, _, busy, link = _compiled(schedule, micro_batches, now, links)
-        compute = np.array([own if times is now else _compute(times) for times in lines.times])
-        start = np.array([times.start for times in lines.times])
+        actions, slots, _, send, _, busy, link = _compiled(schedule, micro_batches, now, links, compute[1])
         of_moves = [number[some] for number in moves]
         return compiled.moved(
             actions, slots, compute, send, start, busy, link, lines.exposed, lines.embedding, *of_moves
@@ -342,9 +343,9 @@ def _passes(times: Times) -> tuple[Floats, ...]:
 
 
 def _compiled(
-    schedule: Schedule, micro_batches: int, times: Times, links: _Links | None
+    schedule: Schedule, micro_batches: int, times: Times, links: _Links | None, compute: Floats | None = None
 ) -> tuple[Integers32, int, Floats, Floats, Floats, Floats, Integers32 | None]:
-    """Return the arguments of `compiled.ends`."""
+    """Return the arguments of `compiled.ends`; `compute` is `_compute(times)`, where it is known."""
     stages, pipelines = times.start.shape
     actions, slots = _actions(schedule, stages, len(times.forward) // stages, micro_batches)
     send, busy = np.empty((2, stages, pipelines)), np.empty((2, 0 if links is None else len(times.forward), pipelines))
@@ -352,7 +353,8 @@ def _compiled(
     if links is not None:
         busy[0], busy[1] = links.busy
     of_links = None if links is None else np.array(links.of, np.intc)
-    return actions, slots, _compute(times), send, times.start, busy, of_links
+    compute = _compute(times) if compute is None else compute
+    return actions, slots, compute, send, times.start, busy, of_links
 
 
 def _compute(times: Times) -> Floats:
