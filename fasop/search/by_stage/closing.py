@@ -69,11 +69,15 @@ class Closing:
         """Take a candidate that is only built if its bound is too low."""
         self._push(bound, _Open(build=build))
 
-    def add(self, one: Candidate, partition: Integers, seconds: float) -> None:
-        """Take a candidate with the best partition that was found; infinite seconds if it does not fit."""
-        if math.isfinite(seconds) and seconds <= self.fastest:
+    def keep(self, one: Candidate, partition: Integers, seconds: float) -> None:
+        """Keep a candidate that is one of the fastest, once."""
+        if math.isfinite(seconds) and seconds <= self.fastest and all(one is not other for other, _ in self.best):
             self.best = [*(self.best if seconds == self.fastest else ()), (one, partition)]
             self.fastest = seconds
+
+    def add(self, one: Candidate, partition: Integers, seconds: float) -> None:
+        """Take a candidate with the best partition that was found; infinite seconds if it does not fit."""
+        self.keep(one, partition, seconds)
         if one.exhausted:
             self._push(seconds, _Open())
         else:

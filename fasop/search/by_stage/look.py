@@ -1,9 +1,9 @@
 """A search among plans whose stages differ in replicas (`parallel.replicas`) or tensor sizes (`parallel.tensor`).
 
 First a bound of all layouts on all node orders at once leaves out what cannot be better than the plans that are kept;
-the others are looked at for so much work: first those in the node order of the best plan, each in the order of their
-bounds. What then may still be better is bounded more closely (`fasop.search.by_stage.closing`). Work is counted, not
-timed, so that the same search says the same everywhere.
+the others are looked at for so much work: first those in the node order of the best plan, in each order first those
+that promise to be fast, and then those with the lowest bounds. What then may still be better is bounded more closely
+(`fasop.search.by_stage.closing`). Work is counted, not timed, so that the same search says the same everywhere.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from conf.schema.values.partition import NodeOrder
+from fasop.costs.arrays import Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.training import Training
+from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import Closing, Effort
 from fasop.search.by_stage.staged_plans import SCHEDULES, Row, StagedPlans
 from fasop.search.search import Best
@@ -27,6 +29,9 @@ from megatron_ext.contract.parallel_config import Shards
 
 BUILT = 4000
 """Work that it takes to find the costs of a layout, in steps of a replay."""
+OWN_ORDER, OTHER_ORDERS = (0.4, 0.7), (0.9, 1.0)
+"""The parts of the work after which no plan is searched that promises to be fast, and none that bounds allow: in the
+node order of the best plan, and in others."""
 NEAR = 1.2
 """Times the best plan: from a partition that takes longer none is searched."""
 
@@ -49,6 +54,15 @@ class Looked:
     """Seconds below which none of them is, proved; infinite if there are none."""
     left: int
     """Plans but for their partition that may be better, and were not looked at."""
+
+
+class _Searched(NamedTuple):
+    """A candidate with the best partition that was found."""
+
+    one: Candidate
+    partition: Integers | None
+    """None: it was ruled out before."""
+    seconds: float
 
 
 class _Options(NamedTuple):
@@ -94,40 +108,59 @@ def explore_stages(
     nodes = [StagedPlans(training, kinds, choices, effort.layouts) for kinds in sets]
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
     work, left, least = 0, 0, math.inf
+    searched: dict[tuple[Row, int], _Searched] = {}
     closing = Closing(min((plan.total for plan in keep.plans), default=math.inf), effort)
     most = effort.work // BUILT + effort.raised + 2  # of which candidates are built, before there is no work left
-    for elsewhere in (False, True):  # what is found in the order of the best plan leaves out most of the others
+
+    def search(row: Row, number: int) -> _Searched:
+        nonlocal work
+        if (row, number) not in searched:
+            one, work = nodes[row.kinds].candidate(row, number), work + BUILT
+            one.rule_out(closing.fastest)
+            found = _Searched(one, None, math.inf)
+            if one.bound <= closing.fastest:
+                partition, seconds, steps = one.search(NEAR * closing.fastest)
+                found, work = _Searched(one, partition, seconds), work + steps
+            searched[row, number] = found
+        return searched[row, number]
+
+    # What is found in the order of the best plan leaves out most of the others.
+    for elsewhere, for_promising, for_all in ((False, *OWN_ORDER), (True, *OTHER_ORDERS)):
         rows = list[Row]()
         for number, some in enumerate(nodes):
             names = ([node.name for node in order] for order in some.orders)
             orders = [order for order, own in enumerate(names) if (own != first) == elsewhere]
-            for found in some.rows(number, orders, lambda bounds: bounds <= closing.fastest):
-                rows += found.every
-                least = min(least, found.least)
+            for of_group in some.rows(number, orders, lambda bounds: bounds <= closing.fastest):
+                rows += of_group.every
+                least = min(least, of_group.least)
         # Those without a sharded optimizer that have a sibling with one, which takes less time and memory, come later.
         for later in (False, True):
             every = [*_options(nodes, rows, later=later)]
+            for promising in nsmallest(most, every, key=lambda one: nodes[one.row.kinds].estimate(one.row, one.bound)):
+                for number in promising.numbers if promising.bound <= closing.fastest else ():
+                    if work <= effort.work * for_promising and time.process_time() <= until:
+                        found = search(promising.row, number)
+                        if found.partition is not None:
+                            closing.keep(found.one, found.partition, found.seconds)
             nearest = nsmallest(most, every)
             for bound, row, number in ((one.bound, one.row, number) for one in nearest for number in one.numbers):
                 build = partial(nodes[row.kinds].candidate, row, number)
                 if bound > closing.fastest:
                     least = min(least, bound)
                     continue
-                if work > effort.work or time.process_time() > until:
+                is_over = work > effort.work * for_all or time.process_time() > until
+                if is_over and (row, number) not in searched:
                     closing.put_off(bound, build)
                     left += 1
                     continue
-                one = build()
-                work += BUILT
-                one.rule_out(closing.fastest)
-                if one.bound > closing.fastest:
-                    least = min(least, one.bound)
-                    continue
-                partition, seconds, steps = one.search(NEAR * closing.fastest)
-                work += steps
-                closing.add(one, partition, seconds)
+                found = search(row, number)
+                if found.partition is None:
+                    least = min(least, found.one.bound)
+                else:
+                    closing.add(found.one, found.partition, found.seconds)
             if len(every) > most:  # no bound of these is less than that of the last one that was put off or left out
-                left += sum(len(one.numbers) for one in every if nearest[-1] < one and one.bound <= closing.fastest)
+                behind = (one for one in every if nearest[-1] < one and one.bound <= closing.fastest)
+                left += sum((one.row, number) not in searched for one in behind for number in one.numbers)
     least = min(least, closing.run(until))
     keep.add([one.plan(partition) for one, partition in closing.best])
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))

@@ -169,6 +169,20 @@ def test_the_best_of_all_layouts_and_partitions_is_found(seed: int) -> None:
         assert predict_plan(plan).iteration_s == plan.total == plan.bound
 
 
+def test_the_default_finds_a_fast_layout_in_another_order_than_the_best_plans() -> None:
+    """1,510.8 ms, which `by_stage=true` finds: 4.7 % less than where the lowest bounds in the first order led."""
+    links = {"intra_gbit_per_s": 64, "intra_latency_us": 5, "inter_gbit_per_s": 100, "inter_latency_us": 20}
+    other = {"intra_gbit_per_s": 256, "intra_latency_us": 10, "inter_gbit_per_s": 400, "inter_latency_us": 2}
+    given = {
+        **{f"hgx.{key}": value for key, value in {"count": 3, "gpus_per_node": 2, **links}.items()},
+        **{f"gpu2.{key}": value for key, value in {"count": 1, "gpus_per_node": 2, **other}.items()},
+    }
+    cluster = ["cluster=a100x1_a10x7", "gpu@cluster.gpus.a100_40gb=h100_80gb", "gpu@cluster.gpus.a10=p100_16gb"]
+    rest = ["model=llama-1b", "train.precision=fp32", "parallel.global_batch_size=12", "parallel.scatter_messages=auto"]
+    inputs = read([*cluster, *(f"cluster.groups.{key}={value}" for key, value in given.items()), *rest])
+    assert best_plans(inputs, Arguments(top=10)).plans[0].total * 1e3 == pytest.approx(1510.8, abs=0.1)
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("built", [0, 2])
 def test_layouts_behind_those_that_are_built_count_with_their_bounds(
@@ -183,7 +197,7 @@ def test_layouts_behind_those_that_are_built_count_with_their_bounds(
         return explore_stages(training, [kinds], choices, best, effort, math.inf), [plan.total for plan in best.plans]
 
     found = looked()
-    monkeypatch.setattr(look, "nsmallest", lambda _, every: sorted(every))
+    monkeypatch.setattr(look, "nsmallest", lambda _, every, key=None: sorted(every, key=key))
     assert found == looked()
     assert found[0] is not None
     assert 0 < found[0].left <= len(plans)
