@@ -28,8 +28,7 @@ from typing import Any
 
 from benchmarks.histories import record
 from conf.compose import compose
-from conf.run_folder.gpu_energy import Meter
-from conf.run_folder.gpu_lines import GpuReading, GpuSample
+from conf.run_folder.gpu_lines import GpuReading, GpuSample, Meter
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.machine.gpu_sampler import append

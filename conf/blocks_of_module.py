@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.model import Model, check_code
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO
 from conf.torch_answers import run
 from megatron_ext.contract.files import digest_of_file, why
 from megatron_ext.contract.models.hf_config import config_file

@@ -95,7 +95,10 @@ def _message(error: Exception, words: Words) -> str:
 
 def unknown_key(key: str) -> str:
     parts = key.split(".")
-    known = [_same_entries(pattern, parts) for pattern in known_keys()]
+    known = [
+        [parts[number] if part == "*" and number < len(parts) else part for number, part in enumerate(pattern)]
+        for pattern in known_keys()
+    ]
     names = (name for name in map(".".join, known) if "*" not in name)
     return f"{key} is not a key; {nearest(key, names, _meant(parts, known))}{EVERY_KEY}"
 
@@ -112,11 +115,6 @@ def _meant(parts: list[str], keys: Sequence[list[str]]) -> list[str]:
     if parent and parent not in keys:
         dotted = get_close_matches(".".join(parts), map(".".join, keys), cutoff=0.75)
     return [known for known in dict.fromkeys(dotted) if "*" not in known]
-
-
-def _same_entries(pattern: Sequence[str], parts: Sequence[str]) -> list[str]:
-    """A known key, in which an entry of a dictionary is called as in `parts`."""
-    return [parts[number] if part == "*" and number < len(parts) else part for number, part in enumerate(pattern)]
 
 
 @cache

@@ -227,15 +227,14 @@ def _undecided(found: Words) -> tuple[DictConfig, Mapping[Path, str]]:
 
     begins = SHIPPED / "config.yaml"
     state = state_of(begins)
-    entries = [_without_choice(entry) for entry in load_yaml(begins).defaults if not isinstance(entry, str)]
+    entries = [
+        {key: value if key.startswith("override ") else None for key, value in entry.items()}
+        for entry in load_yaml(begins).defaults
+        if not isinstance(entry, str)
+    ]
     ConfigStore.instance().store(name=_UNDECIDED, node={"defaults": ["_self_", *entries]})
     made, looked_up = composed(_UNDECIDED, with_texts(found).all)
     return made, {**looked_up, begins: state}
-
-
-def _without_choice(entry: Mapping[str, str | None]) -> dict[str, str | None]:
-    """An entry of the defaults list, but for Hydra's own."""
-    return {key: value if key.startswith("override ") else None for key, value in entry.items()}
 
 
 def _has(chosen: Any, parts: Sequence[str]) -> bool:

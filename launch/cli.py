@@ -81,7 +81,8 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     verb, *rest = argv
     if verb not in COMMANDS:
-        print(_unknown(verb), file=sys.stderr)
+        hint = nearest(verb, [*COMMANDS, "--help", "--version"])
+        print(f"tdpp: error: unknown command {verb!r}; {hint}'tdpp --help' lists all", file=sys.stderr)
         return WRONG_USAGE
     return int(module_of(verb).main(rest))
 
@@ -108,11 +109,6 @@ def usage() -> str:
             "'tdpp COMMAND --help' shows its options; 'tdpp --version'.",
         ]
     )
-
-
-def _unknown(verb: str) -> str:
-    hint = nearest(verb, [*COMMANDS, "--help", "--version"])
-    return f"tdpp: error: unknown command {verb!r}; {hint}'tdpp --help' lists all"
 
 
 def _version() -> str:

@@ -200,12 +200,8 @@ def read(path: Path) -> Driver:
         compress_in_gpu=keys.flag("compress_in_gpu"),
     )
     keys.check(said)
-    return _with_unknown(driver, keys.left)
-
-
-def _with_unknown(driver: Driver, left: dict[Any, Any]) -> Driver:
-    left.pop("config_file", None)
-    return Driver(**{**vars(driver), "unknown": tuple(map(str, left))})
+    keys.left.pop("config_file", None)
+    return Driver(**{**vars(driver), "unknown": tuple(map(str, keys.left))})
 
 
 def _machines(keys: Keys) -> tuple[Machine, ...]:

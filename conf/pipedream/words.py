@@ -28,12 +28,11 @@ def words_of(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[lis
     """Return the words of a configuration, as a `Reader` of conf/foreign_files.py does."""
     said, notes = _read(path, given, model_of)
     groups = {word.partition("=")[0] for word in given}
-    return [f"{key}={in_word(value)}" for key, value in said.items() if not _replaced(key, groups)], notes
-
-
-def _replaced(key: str, groups: set[str]) -> bool:
-    """Whether a choice of the command line takes its place: with `parallel=mine` all that the file says of that."""
-    return key.lstrip("+").partition(".")[0] in groups - {"name", "runs_dir"} or key in groups
+    return [
+        f"{key}={in_word(value)}"
+        for key, value in said.items()
+        if not (key.lstrip("+").partition(".")[0] in groups - {"name", "runs_dir"} or key in groups)
+    ], notes
 
 
 def _read(path: Path, given: tuple[str, ...], model_of: ModelOf) -> tuple[dict[str, Any], list[str]]:

@@ -98,17 +98,12 @@ def _as_written(node: yaml.Node, kind: Any, made: dict[tuple[int, str], yaml.Nod
         copy.value = [_as_written(one, below(kind, "0"), made) for one in node.value]
     else:
         copy.value = [
-            (name, _merged(value, kind, made))
+            (name, _as_written(value, list[kind] if isinstance(value, yaml.SequenceNode) else kind, made))
             if name.tag == _MERGE
             else (_name(name, kind), _as_written(value, _of_name(kind, name), made))
             for name, value in node.value
         ]
     return copy
-
-
-def _merged(node: yaml.Node, kind: Any, made: dict[tuple[int, str], yaml.Node]) -> yaml.Node:
-    """What stands behind `<<`: a mapping of the same kind, or a list of such."""
-    return _as_written(node, list[kind] if isinstance(node, yaml.SequenceNode) else kind, made)
 
 
 def _of_name(kind: Any, name: yaml.Node) -> Any:

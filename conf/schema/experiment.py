@@ -20,7 +20,7 @@ from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify, Profile, Tracker
-from conf.schema.rules import adaptation, execution, islands, placement, training
+from conf.schema.rules import adaptation, execution, placement, training
 from conf.schema.train import Precision, Train
 from conf.schema.values import ranges
 from conf.schema.values.islands import naming
@@ -136,7 +136,7 @@ class Experiment:
         placement.check_tensor_groups(self.parallel, self.model, self.cluster, order.groups, ranks)
         training.check_compile(self.train, self.parallel)
         training.check_overlap(self.parallel, self.train, self.engine, self.adapt)
-        islands.check(self.parallel, self.train, self.adapt, self.elastic, self.engine, self.executor)
+        placement.check_islands(self.parallel, self.train, self.adapt, self.elastic, self.engine, self.executor)
         adaptation.check_gpu_streams(self.parallel, self.adapt, self.train, self.engine)
         if self.parallel.stream is not None:
             placement.check_pipedream(self.partition, self.model)

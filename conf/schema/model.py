@@ -188,8 +188,13 @@ def _check_images(model: Model, family: ImageFamily) -> None:
             raise ConfigError(
                 f"model.{key}={getattr(model, key)} does not apply to model.family={model.family}; leave it out"
             )
-    if model.depths is not None:
-        _check_depths(model, model.depths)
+    if model.depths is not None and (
+        not re.fullmatch(DEPTHS, model.depths) or sum(depths_of(model.sized(1))) > ranges.MOST_LAYERS
+    ):
+        raise ConfigError(
+            f"model.depths={model.depths} must be the blocks of one to five stages, each at least 1 and together "
+            f"at most {ranges.MOST_LAYERS}, such as 3-4-6-3"
+        )
     if model.patch_size is not None and model.image_size is not None:
         divides("model.patch_size", model.patch_size, "model.image_size", model.image_size)
     least = family.smallest_image(model.sized(1))
@@ -202,12 +207,4 @@ def _check_images(model: Model, family: ImageFamily) -> None:
         raise ConfigError(
             f"model.layers={model.layers} must be the number of blocks of model.family={model.family}, {count}; leave "
             f"it out to have them counted"
-        )
-
-
-def _check_depths(model: Model, depths: str) -> None:
-    if not re.fullmatch(DEPTHS, depths) or sum(depths_of(model.sized(1))) > ranges.MOST_LAYERS:
-        raise ConfigError(
-            f"model.depths={depths} must be the blocks of one to five stages, each at least 1 and together at most "
-            f"{ranges.MOST_LAYERS}, such as 3-4-6-3"
         )

@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from functools import cached_property, partial
 
 from conf.errors import ConfigError
-from conf.schema.values import ranges, streams
+from conf.schema.values import ranges
 from conf.schema.values.islands import BY_ISLAND, check_with_own_plans, own_plans
-from conf.schema.values.partition import Shares, numbers_in, run_length_text, stages_in
+from conf.schema.values.partition import (
+    AUTO,
+    Shares,
+    by_replica,
+    check_depth,
+    depth_in,
+    numbers_in,
+    run_length_text,
+    stages_in,
+)
 from conf.schema.values.ranges import config
-from conf.schema.values.streams import AUTO, check_depth, depth_in
 from conf.visible import plural
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.keys import ranges_of, shown
@@ -39,13 +47,25 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     def __post_init__(self) -> None:
         if self.has_own_plans:
             check_with_own_plans(partial(getattr, self))
-        _read_recompute(self)
-        _read_offload(self)
+        try:
+            way = Recompute(self.recompute)
+            _once_or_by_stage(self, "recompute", str(self.recompute), "[a-z:0-9]+", "", "")
+            object.__setattr__(self, "recompute", way)
+        except ValueError as rule:
+            raise ConfigError(f"parallel.recompute={self.recompute} must be {rule}") from rule
+        words = [word.value for word in Offload]
+        text = _once_or_by_stage(self, "offload", str(self.offload), WORD, ", ".join(words), "both*2-none", words)
+        object.__setattr__(self, "offload", Offload(text) if text in words else text)
         _read_zero(self)
         _read_scatter(self)
         ranges.check("parallel", self)
         _check_auto(self)
-        _check_context(self)
+        for key in ("replicas", "shares", "streams", "islands", "schedule_file"):
+            if self.context > 1 and getattr(self, key) is not None:
+                raise ConfigError(
+                    f"parallel.{key}={getattr(self, key)} cannot be combined with parallel.context={self.context}; "
+                    f"use parallel.{key}=null, or parallel.context=1"
+                )
         if not self.own_plans:  # each of which is checked by itself
             _check_by_stage(self)
         _check_islands(self)
@@ -73,7 +93,7 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     @property
     def streams_of(self) -> tuple[int, ...]:
         """Copies of the model on a GPU, by replica."""
-        return streams.by_replica(self.streams, self.layout.replicas[0])
+        return by_replica(self.streams, self.layout.replicas[0])
 
     @property
     def islands_of(self) -> tuple[int, ...]:
@@ -157,16 +177,6 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
         return f"tensor size * replicas, stage by stage, = {products}"
 
 
-def _read_recompute(parallel: Parallel) -> None:
-    """Makes the text of `recompute` what it says."""
-    try:
-        way = Recompute(parallel.recompute)
-        _once_or_by_stage(parallel, "recompute", str(parallel.recompute), "[a-z:0-9]+", "", "")
-        object.__setattr__(parallel, "recompute", way)
-    except ValueError as rule:
-        raise ConfigError(f"parallel.recompute={parallel.recompute} must be {rule}") from rule
-
-
 def _read_zero(parallel: Parallel) -> None:
     """Makes what `zero` and `sharded_optimizer` have in common one value; `zero` then is that of plan.json."""
     zero = parallel.zero
@@ -186,13 +196,6 @@ def _read_zero(parallel: Parallel) -> None:
         object.__setattr__(parallel, "zero", zero if zero >= SCATTERED else None)
     elif zero is not None and type(zero) is not int:
         raise ConfigError(f"parallel.zero={zero} must be {ONE_OR_BY_STAGE.format('0, 1, 2 or 3', '3*2-1')}")
-
-
-def _read_offload(parallel: Parallel) -> None:
-    """Makes the text of `offload` the word that it says for all stages, where it says one."""
-    words = [word.value for word in Offload]
-    text = _once_or_by_stage(parallel, "offload", str(parallel.offload), WORD, ", ".join(words), "both*2-none", words)
-    object.__setattr__(parallel, "offload", Offload(text) if text in words else text)
 
 
 def _once_or_by_stage(
@@ -251,16 +254,6 @@ def _check_auto(parallel: Parallel) -> None:
             f"parallel.schedule_file={parallel.schedule_file}, "
             "which is for a fixed number of micro-batches; use a named parallel.schedule"
         )
-
-
-def _check_context(parallel: Parallel) -> None:
-    """Ranks share sequences where all replicas are alike; which engines can, `contract/rules/engine.py` says."""
-    for key in ("replicas", "shares", "streams", "islands", "schedule_file"):
-        if parallel.context > 1 and getattr(parallel, key) is not None:
-            raise ConfigError(
-                f"parallel.{key}={getattr(parallel, key)} cannot be combined with parallel.context={parallel.context}; "
-                f"use parallel.{key}=null, or parallel.context=1"
-            )
 
 
 def _check_by_stage(parallel: Parallel) -> None:

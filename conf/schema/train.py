@@ -42,8 +42,17 @@ class Train(train_config.Train):
         _check_intervals(self)
         ranges.check("train", self)
         _check_length(self)
-        _check_saving(self)
-        _check_policy(self)
+        if self.save_interval is not None and not self.auto_interval and not self.checkpoint:
+            raise ConfigError(
+                f"train.save_interval={self.save_interval} saves checkpoints, but train.checkpoint=false turns them "
+                "off; use train.checkpoint=true, or leave train.save_interval out"
+            )
+        if self.lr_policy not in DECAYING and self.lr_decay_iterations is not None:
+            raise ConfigError(
+                f"train.lr_decay_iterations={self.lr_decay_iterations} has no effect with train.lr_policy="
+                f"{self.lr_policy}, which has no end; use train.lr_decay_iterations=null, or train.lr_policy="
+                f"{' or '.join(DECAYING)}"
+            )
         for broken in broken_by_training(partial(getattr, self)):
             raise ConfigError(broken)
         _check_goal(self)
@@ -114,23 +123,6 @@ def _check_length(train: Train) -> None:
         raise ConfigError(
             f"train.epochs={train.epochs} and train.samples={train.samples} both set the length of the training; "
             f"give one of them"
-        )
-
-
-def _check_saving(train: Train) -> None:
-    if train.save_interval is not None and not train.auto_interval and not train.checkpoint:
-        raise ConfigError(
-            f"train.save_interval={train.save_interval} saves checkpoints, but train.checkpoint=false turns them off; "
-            "use train.checkpoint=true, or leave train.save_interval out"
-        )
-
-
-def _check_policy(train: Train) -> None:
-    if train.lr_policy not in DECAYING and train.lr_decay_iterations is not None:
-        raise ConfigError(
-            f"train.lr_decay_iterations={train.lr_decay_iterations} has no effect with train.lr_policy="
-            f"{train.lr_policy}, which has no end; use train.lr_decay_iterations=null, or train.lr_policy="
-            f"{' or '.join(DECAYING)}"
         )
 
 

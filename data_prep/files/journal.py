@@ -74,7 +74,12 @@ def _locked(prefix: Path, recipe: str) -> Iterator[Path]:
         except OSError as error:
             if error.errno not in WITHOUT_LOCKS:
                 raise
-        _take_up(folder, recipe)
+        noted = folder / RECIPE
+        if not _holds(noted, recipe):
+            for path in folder.iterdir():
+                if path.name != LOCK:
+                    path.unlink()
+            write_atomic(noted, recipe)
         try:
             yield folder
         finally:
@@ -102,16 +107,6 @@ def publish(folder: Path, prefix: Path, files: Mapping[str, str], manifest: str,
     for suffix, name in files.items():
         (folder / name).replace(data_file(prefix, suffix))
     new.replace(described)
-
-
-def _take_up(folder: Path, recipe: str) -> None:
-    """Empties the folder if it was begun by another recipe."""
-    noted = folder / RECIPE
-    if not _holds(noted, recipe):
-        for path in folder.iterdir():
-            if path.name != LOCK:
-                path.unlink()
-        write_atomic(noted, recipe)
 
 
 def _holds(path: Path, text: str) -> bool:

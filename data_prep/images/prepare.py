@@ -91,7 +91,8 @@ def prepare(request: ImagesRequest, prefix: Path, recipe: dict[str, Any]) -> Ima
         )
     with making(prefix, recipe) as journal:
         folder = journal.folder
-        shape = _shape(items, request)
+        first = next(_contents(request.readers, 0))
+        shape = Shape(*made(Raw(items[0].name, first), request.wanted).shape)
         counts = _pack(journal, request, items, splits, classes, shape)
         mean, std = _statistics(counts, shape, splits.count("train"))
         manifest = ImagesManifest(
@@ -115,12 +116,6 @@ def _classes(items: Sequence[Item]) -> list[str]:
 
 def _is_whole(name: str) -> bool:
     return name.isascii() and name.removeprefix("-").isdecimal()
-
-
-def _shape(items: Sequence[Item], request: ImagesRequest) -> Shape:
-    """Returns the shape of all images: as asked for, or that of the first one."""
-    first = next(_contents(request.readers, 0))
-    return Shape(*made(Raw(items[0].name, first), request.wanted).shape)
 
 
 def _contents(readers: Sequence[Reader], first: int) -> Iterator[Content]:

@@ -19,7 +19,7 @@ from data_prep.indexed.manifest import Manifest, read_manifest, same_vocabulary,
 from data_prep.tokenizers.vocabulary import TOKENIZER
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.index_maps import saved_maps, split_documents
-from megatron_ext.data.indexed_dataset import IndexedDataset, IndexedWriter, data_file, indexed_writer
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer
 from megatron_ext.data.masked.sentence_maps import saved_sentence_maps
 from megatron_ext.data.masked.vocabulary import VOCABULARY
 
@@ -146,17 +146,13 @@ def _write(prefix: Path, parts: Sequence[tuple[IndexedDataset, range]], boundari
     prefix.parent.mkdir(parents=True, exist_ok=True)
     with indexed_writer(prefix, parts[0][0].dtype, boundaries) as writer:
         for data, sequences in parts:
-            _copy(data, sequences, writer)
+            for first in range(sequences.start, sequences.stop, SEQUENCES):
+                last = min(first + SEQUENCES, sequences.stop)
+                begin = int(data.offsets[first]) // data.dtype.itemsize
+                end = int(data.offsets[last - 1]) // data.dtype.itemsize + int(data.lengths[last - 1])
+                writer.extend(data.lengths[first:last], data.tokens[begin:end])
     for path in (*saved_maps(prefix), *saved_sentence_maps(prefix)):  # of data that had this name
         path.unlink(missing_ok=True)
-
-
-def _copy(data: IndexedDataset, sequences: range, writer: IndexedWriter) -> None:
-    for first in range(sequences.start, sequences.stop, SEQUENCES):
-        last = min(first + SEQUENCES, sequences.stop)
-        begin = int(data.offsets[first]) // data.dtype.itemsize
-        end = int(data.offsets[last - 1]) // data.dtype.itemsize + int(data.lengths[last - 1])
-        writer.extend(data.lengths[first:last], data.tokens[begin:end])
 
 
 def _describe(prefix: Path, origin: Path, manifest: Manifest) -> None:

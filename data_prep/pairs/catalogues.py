@@ -14,8 +14,7 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from data_prep.errors import DataPrepError
-from data_prep.files.archives import is_archive, members
-from data_prep.files.compressed import unreadable
+from data_prep.files.archives import is_archive, members, unreadable
 from data_prep.pairs.pair import Languages, Pair, code_of, same_language
 from megatron_ext.contract.files import read_regular
 

@@ -11,8 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from data_prep.errors import DataPrepError
-from data_prep.files.archives import files_below
-from data_prep.files.compressed import SUFFIXES, Decompressed
+from data_prep.files.archives import SUFFIXES, Decompressed, files_below
 from data_prep.pairs.pair import Languages, Pair
 from data_prep.tokenizers.special import finished_words
 from data_prep.tokenizers.tokenizer import JsonTokenizer

@@ -26,9 +26,8 @@ from data_prep.making import (
     workers_of,
 )
 from data_prep.pairs import steps
-from data_prep.pairs.cleaning import Rules
 from data_prep.pairs.lines import Finished, finished, is_finished
-from data_prep.pairs.pair import SIDES, Languages, Reader
+from data_prep.pairs.pair import SIDES, Languages, Reader, Rules
 from data_prep.pairs.sources import languages_of, readers_of
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SMALLEST, given_for_both

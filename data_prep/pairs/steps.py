@@ -17,9 +17,21 @@ from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal
 from data_prep.files.progress import shown
 from data_prep.files.workers import batched, in_order
-from data_prep.pairs.cleaning import Cleaner, HeldOut, Rules
 from data_prep.pairs.lines import Finished, lines, side_by_side
-from data_prep.pairs.pair import KEPT, SIDES, Pair, Reader, counted, groups, kept_line, kept_pairs, splits_of
+from data_prep.pairs.pair import (
+    KEPT,
+    SIDES,
+    Cleaner,
+    HeldOut,
+    Pair,
+    Reader,
+    Rules,
+    counted,
+    groups,
+    kept_line,
+    kept_pairs,
+    splits_of,
+)
 from data_prep.tokenizers.special import SPECIAL, train_both
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from megatron_ext.contract.files import write_atomic

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from data_prep import making
 from data_prep.errors import BadDocument, DataPrepError
-from data_prep.files.compressed import Decompressed
+from data_prep.files.archives import Decompressed
 from data_prep.files.journal import Journal, publish, work_folder
 from data_prep.files.progress import hashes, shown
 from data_prep.files.workers import in_order

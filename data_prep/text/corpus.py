@@ -11,8 +11,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from data_prep.errors import DataPrepError
-from data_prep.files.archives import below, is_seen
-from data_prep.files.compressed import unreadable
+from data_prep.files.archives import below, is_seen, unreadable
 from data_prep.files.progress import shown
 
 LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"})

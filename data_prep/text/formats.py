@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from xml.parsers import expat
 
 from data_prep.errors import BadDocument, missing_package
-from data_prep.files.compressed import SUFFIXES
+from data_prep.files.archives import SUFFIXES
 
 if TYPE_CHECKING:
     from mwparserfromhell.wikicode import Wikicode

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from data_prep.errors import BadDocument, DataPrepError, missing_package
-from data_prep.files.compressed import unreadable
+from data_prep.files.archives import unreadable
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -146,7 +146,9 @@ class JsonTokenizer:
             )
         model, bytes_first = settings["model"], (settings.get("pre_tokenizer") or {}).get("type") == "ByteLevel"
         if bytes_first and model["type"] == "BPE" and model.get("unk_token") is None:
-            missing = sorted(_bytes() - words.keys())
+            from tokenizers.pre_tokenizers import ByteLevel
+
+            missing = sorted(set(ByteLevel.alphabet()) - words.keys())
             if missing:
                 raise DataPrepError(
                     f"the vocabulary lacks {len(missing)} of the 256 bytes, such as {missing[0]!r}; text with them "
@@ -367,12 +369,6 @@ def loaded(content: str) -> HfTokenizer:
         return tokenizers.from_str(content)
     except Exception as error:
         raise DataPrepError(f"not a tokenizer of the tokenizers library ({error})") from error
-
-
-def _bytes() -> set[str]:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return set(ByteLevel.alphabet())
 
 
 def library() -> type[HfTokenizer]:

@@ -11,8 +11,7 @@ from functools import cached_property
 
 from conf.schema.parallel import Parallel
 from conf.schema.values.islands import BY_ISLAND
-from conf.schema.values.partition import NodeOrder, Partition, Shares, numbers_in, run_length_text
-from conf.schema.values.streams import AUTO, depth_in
+from conf.schema.values.partition import AUTO, NodeOrder, Partition, Shares, depth_in, numbers_in, run_length_text
 from megatron_ext.contract.layout import Layout, PlacedPlan
 from megatron_ext.contract.parallel_config import (
     SCATTERED,

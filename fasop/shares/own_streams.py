@@ -16,8 +16,7 @@ import numpy as np
 
 from conf.errors import ConfigError
 from conf.schema.parallel import Parallel
-from conf.schema.values.partition import Shares
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO, Shares
 from fasop.costs.arrays import Floats
 from fasop.costs.layers import Basis
 from fasop.costs.parallelism import streams_text

@@ -9,8 +9,7 @@ from math import gcd
 from conf.errors import ConfigError
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import Parallel
-from conf.schema.values.partition import NodeOrder, Shares, run_length_text
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO, NodeOrder, Shares, run_length_text
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.costs.parallelism import Parallelism

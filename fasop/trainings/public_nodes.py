@@ -10,8 +10,7 @@ from functools import cached_property
 from math import gcd
 
 from conf.errors import ConfigError
-from conf.schema.values.partition import NodeOrder
-from conf.schema.values.streams import AUTO, by_replica
+from conf.schema.values.partition import AUTO, NodeOrder, by_replica
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.partition.exact_shares import Units, least_time

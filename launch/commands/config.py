@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from conf.errors import ConfigError
 from conf.reading.values import Parser
-from conf.reference import Key, Part, found, parts, unit_of
+from conf.reference import Key, found, parts, unit_of
 from conf.visible import nearest, shortened
 from launch.screen import print_table
 
@@ -23,7 +23,10 @@ def main(argv: Sequence[str]) -> int:
     """
     key = parser().parse_args(argv).key
     if key is None:
-        print_table(["part", "keys", "meaning"], [[*_name_and_size(part), part.meaning] for part in parts()])
+        print_table(
+            ["part", "keys", "meaning"],
+            [[part.name or "(the run)", str(len(part.keys)), part.meaning] for part in parts()],
+        )
         print("\n'tdpp config PART' lists the keys of a part, 'tdpp config KEY' explains one key.")
         return 0
     keys = found(key)
@@ -63,10 +66,6 @@ def explained(key: Key) -> str:
         if meaning:
             lines += textwrap.wrap(meaning, WIDTH, initial_indent=f"    {word:<14} ", subsequent_indent=" " * 19)
     return "\n".join(lines)
-
-
-def _name_and_size(part: Part) -> tuple[str, str]:
-    return part.name or "(the run)", str(len(part.keys))
 
 
 def _unknown(key: str) -> str:

@@ -35,7 +35,8 @@ def main(argv: Sequence[str]) -> int:
     name = checked_name(arguments.name or named)
     paths = {"model": free_path(name, "model", arguments.force)}
     values, notes = from_hf(str(file), _content(file), arguments.sequence_length)
-    weights = _weights_beside(file)
+    folder = file.absolute().parent
+    weights = folder if file.name == CONFIG and is_published(folder) else None
     if weights is not None:
         notes = [*notes, f"weights: {weights}"]
     text = model_text(name, values, str(file), notes)
@@ -50,12 +51,6 @@ def main(argv: Sequence[str]) -> int:
         for command in _with_weights(name, model, weights):
             print(f"  {command}")
     return 0
-
-
-def _weights_beside(file: Path) -> Path | None:
-    """The folder of a config.json, if it has the model's weights, too."""
-    folder = file.absolute().parent
-    return folder if file.name == CONFIG and is_published(folder) else None
 
 
 def _with_weights(name: str, model: Model, weights: Path) -> list[str]:

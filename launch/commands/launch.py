@@ -34,9 +34,20 @@ from conf.schema.experiment import Experiment
 from conf.visible import visible
 from launch.commands.completion import hydra_option
 from launch.commands.launching.preflight import Preflight, before_launch, check_start, data_there, with_length
-from launch.commands.launching.reproducing import REPRODUCE, configuration_of, differences, run_to_reproduce
 from launch.commands.launching.resolve_auto import require_choice, resolve_auto
-from launch.commands.launching.resuming import RESUME, SWEEPER, SWEEPS, WORDS, SweepWords, resumed, skipping
+from launch.commands.launching.resuming import (
+    REPRODUCE,
+    RESUME,
+    SWEEPER,
+    SWEEPS,
+    WORDS,
+    SweepWords,
+    configuration_of,
+    differences,
+    resumed,
+    run_to_reproduce,
+    skipping,
+)
 from launch.control.follow import follow, interruptible
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
@@ -228,7 +239,7 @@ def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict
         raise LaunchError(f"{FULL} shows everything of a dry run; add dry_run=true, or leave it out")
     if not session.experiments:
         for number in sorted(wanted)[:1]:  # of a sweep its first run: all choose values for the same keys
-            _print_defaults(argv, session.combinations[number].overrides, wanted[number])
+            remark(defaults_taken([*_folders(argv), *session.combinations[number].overrides], wanted[number], TRAINED))
     if wanted:
         session.experiments += wanted.values()
         confirm(session.experiments)
@@ -295,10 +306,6 @@ def partition_outcomes(
     check_sweep_wide(list(wanted.values()))
     remark(*doubts)
     return wanted
-
-
-def _print_defaults(argv: Sequence[str], overrides: Sequence[str], experiment: Experiment) -> None:
-    remark(defaults_taken([*_folders(argv), *overrides], experiment, TRAINED))
 
 
 def _report(argv: Sequence[str], session: Session) -> int:

@@ -176,7 +176,7 @@ def _posted(settings: Settings, notice: Notice, environment: Mapping[str, str]) 
         request = urllib.request.Request(
             address, json.dumps(content).encode(), {"Content-Type": "application/json", "User-Agent": "tdpp"}
         )
-        with _opener().open(request, timeout=POST_S):
+        with urllib.request.build_opener(_NoRedirection).open(request, timeout=POST_S):
             return []
     except HTTPError as error:
         if 300 <= error.code < 400:
@@ -200,10 +200,6 @@ class _NoRedirection(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: object) -> None:
         return None
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    return urllib.request.build_opener(_NoRedirection)
 
 
 def notify_end_if_possible(run: RunDir) -> None:

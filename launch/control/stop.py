@@ -82,7 +82,10 @@ def stop(run: RunDir) -> str:
         return _stop_on_hosts(run, submitted)
     if is_here(run, submitted.jobs):
         return _stop_processes(run, submitted)
-    return _leave_to_its_agents(run)
+    until = time.monotonic() + STOP_S
+    while not observe(run).over and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    return "its agents run on another machine and were asked to end it"
 
 
 def _request(run: RunDir, saves: bool) -> None:
@@ -160,14 +163,6 @@ def _all_ended(run: RunDir) -> bool:
         return all(node.ended or not node.alive for node in observe(run).nodes)
     except RunFolderError:
         return False
-
-
-def _leave_to_its_agents(run: RunDir) -> str:
-    """Leaves workers on another machine to their agents, who see the request and end them."""
-    until = time.monotonic() + STOP_S
-    while not observe(run).over and time.monotonic() < until:
-        time.sleep(LOOK_S)
-    return "its agents run on another machine and were asked to end it"
 
 
 def is_over(run: RunDir) -> bool:

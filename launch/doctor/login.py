@@ -42,7 +42,8 @@ PYXIS_OPTION = "--container-env"
 
 def login_checks(experiment: Experiment, data: Check) -> Iterator[Check]:
     """Everything that can be found out without a job; each check stands alone. `data` is what was found of the data."""
-    yield _python()
+    found = f"python {sys.version.split()[0]}, submitit {metadata.version('submitit')}"
+    yield Check(level=Level.ok, where=HERE, what="software", text=f"{found}, tdpp in {PROJECT}")
     yield _runs(experiment)
     yield data
     if experiment.engine.kind is EngineKind.megatron_lm:
@@ -64,11 +65,6 @@ def jobs_check(experiment: Experiment) -> Check:
         text = f"{', '.join(missing)} not on this machine's PATH; use a login node, or executor=local"
         return Check(level=Level.error, where=HERE, what="slurm", text=text)
     return _passes("slurm", lambda: _ask_slurm(experiment), lambda: _asked(experiment))
-
-
-def _python() -> Check:
-    found = f"python {sys.version.split()[0]}, submitit {metadata.version('submitit')}"
-    return Check(level=Level.ok, where=HERE, what="software", text=f"{found}, tdpp in {PROJECT}")
 
 
 def _runs(experiment: Experiment) -> Check:

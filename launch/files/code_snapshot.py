@@ -72,8 +72,9 @@ def keep_code(file: Path, run: RunDir) -> Snapshot:
         OSError: it cannot be read or written.
     """
     file = Path(os.path.abspath(file))  # noqa: PTH100  (resolves '..', follows no link)
-    if (kept := _kept_around(file)) is not None:
-        return _copied_again(kept, file, run)
+    found = run_around(file)
+    if found is not None and RunDir(found).code_tree in file.parents:
+        return _copied_again(RunDir(found), file, run)
     git = _Git(file.parent)
     root = git.root or file.parent
     base = root if git.root else _above(root)
@@ -98,12 +99,6 @@ def keep_code(file: Path, run: RunDir) -> Snapshot:
         commit=git.commit,
         changed=git.changed,
     )
-
-
-def _kept_around(file: Path) -> RunDir | None:
-    """The run whose code a file is, in the copy that the run kept."""
-    found = run_around(file)
-    return RunDir(found) if found is not None and RunDir(found).code_tree in file.parents else None
 
 
 def _copied_again(kept: RunDir, file: Path, run: RunDir) -> Snapshot:

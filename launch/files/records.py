@@ -261,12 +261,13 @@ class NodeState:
         self._holds = holds
         self._path = run.node_state(name)
         self.started_unix = time.time()
+        given = os.environ.get("SLURMD_NODENAME") if job is not None else None
         self._content: dict[str, Any] = {
             "node": name,
             "node_rank": node_rank,
             "start": str(start),
             "job": job,
-            "host": _host(job),
+            "host": given or socket.gethostname(),
             "pid": os.getpid(),
             "started_unix": self.started_unix,
             "state": "starting",
@@ -311,12 +312,6 @@ class NodeState:
             self.publish(worker_stopped=worker_stopped)
         if time.monotonic() >= self._next_beat:
             self.publish()
-
-
-def _host(job: str | None) -> str:
-    """Returns how Slurm calls this machine in a job of its, or else how the machine calls itself."""
-    given = os.environ.get("SLURMD_NODENAME") if job is not None else None
-    return given or socket.gethostname()
 
 
 def _size(path: Path) -> int:

@@ -177,7 +177,10 @@ def agent_logs(run: RunDir, plan: Plan, submitted: Submitted) -> dict[str, list[
     """
     names = plan.node_names
     if submitted.on_hosts:
-        own = {name: [path for path in entries(run.submitit_of(name)) if _is_printed(path.name)] for name in names}
+        own = {
+            name: [path for path in entries(run.submitit_of(name)) if path.name.endswith(("_log.out", "_log.err"))]
+            for name in names
+        }
         return {name: paths for name, paths in own.items() if paths}
     paths = [path for path in entries(run.submitit) if "." in path.name]
     found: dict[str, list[Path]] = {name: [] for name in names}
@@ -193,7 +196,3 @@ def agent_logs(run: RunDir, plan: Plan, submitted: Submitted) -> dict[str, list[
             elif number in ids and rest == "batch.out":
                 found.setdefault(f"job {job}", []).append(path)
     return {source: paths for source, paths in found.items() if paths}
-
-
-def _is_printed(name: str) -> bool:
-    return name.endswith(("_log.out", "_log.err"))

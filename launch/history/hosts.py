@@ -86,7 +86,9 @@ class Host:
     @property
     def slower(self) -> float | None:
         """The median over its last runs."""
-        return _slower(self.runs[-RECENT:])
+        runs = self.runs[-RECENT:]
+        known = [run.slower for run in runs if run.slower is not None]
+        return median(known) if known else None
 
     @property
     def driver(self) -> tuple[str, str] | None:
@@ -166,11 +168,6 @@ def _peers(records: Sequence[RunRecord], machines: dict[str, str]) -> Peers:
 def _beside(host: HostRecord, machine: str, peers: Peers) -> float | None:
     ratios = [took / others for key, took in host.work.items() if (others := peers[key][machine]) is not None]
     return None if not ratios else ratios[0] if len(ratios) == 1 else median(ratios)
-
-
-def _slower(runs: Sequence[Run]) -> float | None:
-    known = [run.slower for run in runs if run.slower is not None]
-    return median(known) if known else None
 
 
 def _host(runs: Sequence[Run], alike: Sequence[Run], network: str | None) -> Host:

@@ -114,6 +114,10 @@ def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
         replace(host, rule=first.rule, reason=first.reason) if first and first.node == host.node else host
         for host in (_host(run, seen.plan, node, last, links.get(node.name, {})) for node in nodes)
     ]
+    found = []
+    for path in sorted(run.path.glob("restart-*.json")):
+        with suppress(OSError, RunFolderError):
+            found.append(typed(RestartRecord, run.read_json(path), str(path)))
     return RunRecord(
         waited_s=waited,
         expected_wait_s=expected,
@@ -121,17 +125,8 @@ def record_of(run: RunDir, seen: Observation, verdict: Verdict) -> RunRecord:
         state=verdict.state,
         began_unix=began,
         ended_unix=max([began, *(node.seen_unix for node in nodes)]),
-        hosts=tuple(_with_lost(hosts, _restarts(run))),
+        hosts=tuple(_with_lost(hosts, found)),
     )
-
-
-def _restarts(run: RunDir) -> list[RestartRecord]:
-    """Why Slurm started the run again, each time; a file that is damaged is left out."""
-    found = []
-    for path in sorted(run.path.glob("restart-*.json")):
-        with suppress(OSError, RunFolderError):
-            found.append(typed(RestartRecord, run.read_json(path), str(path)))
-    return found
 
 
 def _with_lost(hosts: Sequence[HostRecord], restarts: Sequence[RestartRecord]) -> list[HostRecord]:

@@ -61,7 +61,11 @@ def compared(words: Sequence[str], composed: Callable[[Sequence[str]], Experimen
     for name, chosen in combinations([*dirs, *whole]):
         try:
             experiment = composed([*dirs, *chosen])
-            _check_plan(experiment)
+            if experiment.adapt.rule is Rule.goodput:
+                raise LaunchError(
+                    "adapt.rule=goodput: its batches depend on the times of the GPUs, which a rehearsal of learning "
+                    "does not measure; use adapt.rule=noise or similarity"
+                )
             layout = layout_of(experiment.parallel)
             if (every := experiment.train.sync_every) is not None:
                 layout += f", {len(experiment.parallel.islands_of)} islands every {every}"
@@ -117,15 +121,6 @@ def layout_of(parallel: Parallel) -> str:
     return found if parallel.depth is None else f"{found}, depth {parallel.depth}"
 
 
-def _check_plan(experiment: Experiment) -> None:
-    """Raises LaunchError for a plan whose batches depend on more than what it learns."""
-    if experiment.adapt.rule is Rule.goodput:
-        raise LaunchError(
-            "adapt.rule=goodput: its batches depend on the times of the GPUs, which a rehearsal of learning does not "
-            "measure; use adapt.rule=noise or similarity"
-        )
-
-
 def _check_small(word: str, dirs: Sequence[str]) -> None:
     key = word.partition("=")[0].lstrip("+~")
     group = key.partition(".")[0]
@@ -163,7 +158,15 @@ def small_of(experiment: Experiment, dirs: Sequence[str], chosen: Sequence[str],
         model=model,
         train=train,
         data=data,
-        parallel=_in_islands(experiment.parallel, samples) if train.sync_every else delays(experiment, model, samples),
+        parallel=Parallel(
+            micro_batch_size=samples[0],
+            global_batch_size=samples[1],
+            data=experiment.parallel.layout.replicas[0],
+            islands=experiment.parallel.islands,
+            shares=experiment.parallel.shares,
+        )
+        if train.sync_every
+        else delays(experiment, model, samples),
         adapt=_adapting(experiment, samples[0]),
     )
 
@@ -254,17 +257,6 @@ def delays(experiment: Experiment, model: Model, samples: tuple[int, int]) -> Pa
         recompute=parallel.recompute if latest else Recompute.none,
         micro_batch_size=micro,
         global_batch_size=whole,
-    )
-
-
-def _in_islands(parallel: Parallel, samples: tuple[int, int]) -> Parallel:
-    """The plan of islands as far as it decides what they learn: who takes which samples."""
-    return Parallel(
-        micro_batch_size=samples[0],
-        global_batch_size=samples[1],
-        data=parallel.layout.replicas[0],
-        islands=parallel.islands,
-        shares=parallel.shares,
     )
 
 

@@ -23,8 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from conf.errors import RunFolderError
-from conf.run_folder.gpu_energy import Meter, read_energy
-from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble, entry_text
+from conf.run_folder.gpu_lines import GpuEntry, GpuReading, GpuSample, GpuTrouble, Meter, entry_text, read_energy
 from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError

@@ -10,7 +10,7 @@ from typing import Any
 from conf.reading.files import why_not_kept
 from conf.reading.values import Reader, above_0, flag, name_of, one_of, parse_key_values, path, several, whole
 from conf.schema.experiment import Precision
-from conf.schema.values.streams import MOST
+from conf.schema.values.partition import MOST
 from fasop.costs.profiles.files import profile_path
 from launch.errors import LaunchError
 

@@ -55,7 +55,10 @@ def measured(
         killed.append(size)
         without = f"{in_words(size)} does not fit into memory: Linux killed a rank; going on without it"
         print(f"{run.name}: {without}", file=sys.stderr, flush=True)
-        going_on = _again(experiment, run, killed)
+        environment = experiment.cluster.environment
+        request = {**json.loads(environment[PROFILE]), "earlier": str(run.path.absolute()), "killed": killed}
+        changed = {**environment, PROFILE: json.dumps(request, separators=(",", ":"))}
+        going_on = replace(experiment, cluster=replace(experiment.cluster, environment=changed))
 
 
 def _followed(run: RunDir, arguments: Arguments, run_min: int) -> tuple[Observation | None, BaseException | None]:
@@ -83,14 +86,6 @@ def _killed_with(run: RunDir, seen: Observation) -> Size | None:
         ranks = [place.rank for place in seen.plan.ranks]
     sizes = [note["at"] for rank in ranks if (note := run.read_json(run.profile_rank(rank)) or {}).get("at")]
     return max(sizes, key=lambda size: int(size["samples"]), default=None)
-
-
-def _again(experiment: Experiment, run: RunDir, killed: Sequence[Size]) -> Experiment:
-    """The same job, from what an earlier one finished, and without sizes that were killed."""
-    environment = experiment.cluster.environment
-    request = {**json.loads(environment[PROFILE]), "earlier": str(run.path.absolute()), "killed": killed}
-    changed = {**environment, PROFILE: json.dumps(request, separators=(",", ":"))}
-    return replace(experiment, cluster=replace(experiment.cluster, environment=changed))
 
 
 def in_words(size: Size) -> str:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from conf.run_folder.iteration_time import LineTime, iteration_time
-from conf.run_folder.rundir import RunDir
 from conf.visible import plural, visible
 from launch.control.follow import wait
 from launch.control.planning.dry_run import DryRun
@@ -142,7 +141,9 @@ def value_of(outcome: Outcome, metric: str) -> float:
     verdict = judge(run)
     if verdict.state is not State.succeeded:
         raise NoValue(f"{run.name} has no {metric}: {verdict.state}, {verdict.reason}")
-    points = _points(run)
+    made = Points(Subject.of(run).scale)
+    lines, _ = MetricsFile(run.metrics).new_lines()
+    points = [made.of(line) for line in lines]
     value = in_points(points, metric)
     if value is None:
         logged = ", ".join(sorted({name for point in points for name in point.values}))
@@ -168,9 +169,3 @@ def _times(points: Sequence[Point]) -> Iterator[LineTime]:
         if _TIME in point.values:
             samples = point.values.get("samples")
             yield LineTime(point.iteration, point.values[_TIME], None if samples is None else int(samples))
-
-
-def _points(run: RunDir) -> list[Point]:
-    made = Points(Subject.of(run).scale)
-    lines, _ = MetricsFile(run.metrics).new_lines()
-    return [made.of(line) for line in lines]

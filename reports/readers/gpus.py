@@ -12,8 +12,16 @@ from pathlib import Path
 import pandas as pd
 
 from conf.errors import RunFolderError
-from conf.run_folder.gpu_energy import GpuEnergy, Meter, read_energy
-from conf.run_folder.gpu_lines import WAYS_OUT, GpuReading, GpuSample, GpuTrouble, entries
+from conf.run_folder.gpu_lines import (
+    WAYS_OUT,
+    GpuEnergy,
+    GpuReading,
+    GpuSample,
+    GpuTrouble,
+    Meter,
+    entries,
+    read_energy,
+)
 from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
 from reports.readers.record import Record

@@ -8,7 +8,7 @@ from html import escape
 
 import pandas as pd
 
-from conf.run_folder.gpu_energy import GpuEnergy
+from conf.run_folder.gpu_lines import GpuEnergy
 from conf.visible import plural
 from megatron_ext.contract.plan import Plan
 from reports.figures.chart import lines

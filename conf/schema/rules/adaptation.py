@@ -13,7 +13,7 @@ from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
 from conf.schema.parallel import Parallel, check_data_parallel
 from conf.schema.train import Train
-from conf.schema.values.streams import MOST
+from conf.schema.values.partition import MOST
 from megatron_ext.contract.adaptive.config import BatchRange
 from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 

@@ -1,4 +1,5 @@
-"""Whether a plan fits its model and its nodes: layers to stages, ranks to GPUs, tensor groups to nodes.
+"""Whether a plan fits its model and its nodes: layers to stages, ranks to GPUs, tensor groups to nodes; and islands,
+which train by themselves and meet every `train.sync_every` iterations.
 
 Every check raises `ConfigError` where its rule is broken.
 """
@@ -10,16 +11,70 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from conf.errors import ConfigError
+from conf.schema.adapt import Adapt, Elastic
 from conf.schema.cluster import Cluster
-from conf.schema.executor import Executor
+from conf.schema.engine import Engine, EngineKind
+from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
+from conf.schema.train import Train
 from conf.schema.values.partition import NodeOrder, Partition, run_length_text
 from conf.schema.values.ranges import divides, nearest_divisors
 from conf.visible import plural
+from megatron_ext.contract.keys import shown
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import MOST_RANKS
+from megatron_ext.contract.rules.layout import WHY_NOT
 from megatron_ext.contract.schedule.streams import PIPEDREAM
+
+
+def check_islands(
+    parallel: Parallel, train: Train, adapt: Adapt, elastic: Elastic, engine: Engine, executor: Executor
+) -> None:
+    """Raises ConfigError where there are islands and something does not go with them, or lacks them."""
+    every = train.sync_every
+    if every is None:
+        if parallel.islands is not None:
+            raise ConfigError(
+                f"parallel.islands={parallel.islands} is for islands that train by themselves; set train.sync_every, "
+                "such as 50, or leave it out"
+            )
+        if parallel.own_plans:
+            raise ConfigError(
+                f"parallel.tensor={parallel.tensor} parallel.partition={parallel.partition} are written by island; set "
+                "train.sync_every, such as 50, or give one of each"
+            )
+        return
+    with_islands = f"train.sync_every={every}"
+    if engine.kind is not EngineKind.tdpp:
+        raise ConfigError(
+            f"engine.kind={engine.kind} cannot be combined with {with_islands}: only tdpp's own engine has islands; "
+            "use engine=tdpp"
+        )
+    streams = parallel.stream is not None
+    for rule, key, value, allowed in (
+        ("streaming", "parallel.schedule", "pipedream" if streams else "one_f_one_b", "one_f_one_b"),
+        ("replicas", "parallel.replicas", parallel.replicas, parallel.replicas if parallel.layout.even else None),
+        ("sharded_optimizer", "parallel.zero", parallel.zero, None),
+        ("sharded_optimizer", "parallel.sharded_optimizer", parallel.sharded_optimizer, False),
+        ("hierarchical_stages", "parallel.hierarchical_reduce", parallel.hierarchical_reduce, False),
+        ("adapt", "adapt.rule", str(adapt.rule), "none"),
+        ("adapt", "adapt.rebalance", adapt.rebalance, False),
+        ("elastic", "elastic.enabled", elastic.enabled, False),
+        ("rehearsal", "executor.rehearse", str(executor.rehearse), str(Rehearse.none)),
+    ):
+        if value != allowed:
+            same, off = (" (zero=1)", " (zero=0)") if value is True and rule == "sharded_optimizer" else ("", "")
+            raise ConfigError(
+                f"{key}={shown(value)}{same} cannot be combined with {with_islands}: {WHY_NOT[rule]}; use "
+                f"{key}={shown(allowed)}{off}, or train.sync_every=null"
+            )
+    replicas = parallel.layout.replicas[0]
+    if replicas < 2:
+        raise ConfigError(
+            f"{with_islands} needs at least two islands, but parallel.data={replicas}; use parallel.data=2 or more, or "
+            "train.sync_every=null"
+        )
 
 
 def check_partition(partition: Partition, parallel: Parallel, model: Model) -> None:
@@ -145,7 +200,9 @@ def check_tensor_groups(
             if model.decoder_sequence_length is not None:
                 divides("parallel.tensor", tensor, "model.decoder_sequence_length", model.decoder_sequence_length)
     if not parallel.alike:
-        _check_groups_in_nodes(parallel, groups, ranks_per_node)
+        # ranks fill the nodes one after another, stage by stage
+        for own in parallel.layout.parts or (parallel.layout,):
+            _check_layout_in_nodes(parallel, own, groups, ranks_per_node)
         return
     for name, per_node in dict.fromkeys(zip(groups, ranks_per_node, strict=True)):
         if per_node % parallel.tensor_size:
@@ -160,12 +217,6 @@ def check_tensor_groups(
                 f"parallel.tensor={parallel.tensor} does not fit {node}: a tensor-parallel group must fit in one "
                 f"node; nearest that fit: {near}"
             )
-
-
-def _check_groups_in_nodes(parallel: Parallel, groups: Sequence[str], ranks_per_node: Sequence[int]) -> None:
-    """Whether groups lie inside nodes where stages differ: ranks fill the nodes one after another, stage by stage."""
-    for own in parallel.layout.parts or (parallel.layout,):
-        _check_layout_in_nodes(parallel, own, groups, ranks_per_node)
 
 
 def _check_layout_in_nodes(

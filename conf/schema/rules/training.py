@@ -17,7 +17,7 @@ from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
 from megatron_ext.contract.parallel_config import Recompute, Shards

@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from conf.errors import ConfigError
-from conf.schema.values.partition import Partition, Shares, run_length_text
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO, Partition, Shares, run_length_text
 from conf.visible import plural
 from megatron_ext.contract.keys import Get, shown
 from megatron_ext.contract.parallel_config import Parallel

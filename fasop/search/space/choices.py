@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
 from conf.schema.experiment import Engine, EngineKind, Model, Recompute, Schedule, Train
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO
 from fasop.costs.blocks import blocks_of
 from fasop.costs.parallelism import Parallelism
 from fasop.errors import SearchError

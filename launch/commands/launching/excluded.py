@@ -7,8 +7,8 @@ from pathlib import Path
 
 from conf.schema.cluster import Cluster
 from conf.schema.executor import ExecutorKind
+from conf.schema.values.partition import AUTO
 from conf.schema.values.sbatch import names_nodes
-from conf.schema.values.streams import AUTO
 from launch.errors import LaunchError
 from launch.history.hosts import Health, Host, hosts_of
 from launch.history.ledger import announcement, records

@@ -82,7 +82,10 @@ def packed(
             found = pack([_cheapest(of_run, prices) for of_run in ways], [*nodes.values()])
         chosen = [plans[n][ways[i].index(found.slots[i].way)] for i, n in enumerate(numbers)]
         for number, plan in zip(numbers, chosen, strict=True):
-            made[number] = _with_plan(combinations[number], plan, folders, hosts)
+            from fasop.tables.plans import launch_words
+
+            (words,) = launch_words([*folders, *combinations[number].overrides], [plan], {})
+            made[number] = _composed(tuple(word for word in words if word not in folders), folders, hosts)
         order = [numbers[run] for run in in_order(found)]
         for number, before in zip(numbers, waits_for(found, [*nodes.values()]), strict=True):
             waits[number] = [numbers[run] for run in before]
@@ -184,13 +187,6 @@ def _cheapest(ways: Sequence[Way], prices: Sequence[float]) -> list[Way]:
     """The ways that cost least, and those that cost hardly more."""
     most = min(_cost(way, prices) for way in ways) * (1 + SAME_COST)
     return [way for way in ways if _cost(way, prices) <= most]
-
-
-def _with_plan(combination: Combination, plan: Plan, folders: Sequence[str], hosts: Known) -> Combination:
-    from fasop.tables.plans import launch_words
-
-    (words,) = launch_words([*folders, *combination.overrides], [plan], {})
-    return _composed(tuple(word for word in words if word not in folders), folders, hosts)
 
 
 def _composed(overrides: tuple[str, ...], folders: Sequence[str], hosts: Known) -> Combination:

@@ -17,8 +17,7 @@ from conf.reading.own_folders import SUFFIX, own_folders
 from conf.reading.user_files import config_dirs
 from conf.schema.experiment import Experiment
 from conf.schema.parallel import Parallel
-from conf.schema.values.partition import Shares, run_length_text
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO, Shares, run_length_text
 
 if TYPE_CHECKING:
     from fasop.search.shares.batch_division import BatchDivision

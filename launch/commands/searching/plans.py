@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from conf.reading.words import with_values
 from conf.schema.experiment import Cluster, ExecutorKind
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
@@ -170,9 +170,13 @@ def _write(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequen
         write(args.csv, csv_text(plans, inputs.run))
     if args.page is not None:
         from fasop.search.run import against
+        from fasop.tables.plans import launch_words
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 
-        launches = _launches(args, plans, inputs.run)
+        launches = [
+            shlex.join(["tdpp", "launch", *words])
+            for words in launch_words(args.overrides, plans, _length(args, inputs.run))
+        ]
         write(args.page, render(command, plans, inputs.run, notes, launches, against(args)))
         print(args.page)
     if args.plan is not None:
@@ -207,13 +211,6 @@ def with_plan(saved: str | None, overrides: Sequence[str], command: str) -> str:
         return f"{command} plan={name}  # saves the first plan, which 'tdpp launch … parallel={name}' runs"
     words = [*_without_plan(overrides), f"parallel={saved}"]
     return f"{shlex.join(['tdpp', 'launch', *words])}  # trains with the first plan"
-
-
-def _launches(args: Arguments, plans: Sequence[Plan], run: Run) -> list[str]:
-    """The command that launches each plan."""
-    from fasop.tables.plans import launch_words
-
-    return [shlex.join(["tdpp", "launch", *words]) for words in launch_words(args.overrides, plans, _length(args, run))]
 
 
 def _length(args: Arguments, run: Run) -> dict[str, str]:

@@ -9,7 +9,7 @@ from conf.compose import compose_unchecked, to_object
 from conf.reading.values import parse_key_values
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.adapt import Adapt, Rule
-from conf.schema.values.streams import AUTO
+from conf.schema.values.partition import AUTO
 from fasop.errors import SearchError
 from fasop.shares.json_files import of_word
 from fasop.shares.public_files import read_adaptation, read_cluster

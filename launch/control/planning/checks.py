@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conf.schema.experiment import ContainerKind, EngineKind, ExecutorKind, Experiment, Rehearse
-from conf.schema.profile import Notify
 from conf.utf8 import require_utf8
 from launch.control import megatron_lm
 from launch.control.executors import local, slurm
@@ -34,7 +33,12 @@ def check(experiment: Experiment) -> None:
         require_known(experiment.sweep_metric)
     if experiment.executor.kind is ExecutorKind.local:
         local.check_port(experiment.executor.master_port)
-        _check_command_here(experiment.notify)
+        notify = experiment.notify  # other machines may have other programs
+        if notify.words and shutil.which(notify.words[0]) is None:
+            raise LaunchError(
+                f"notify.command={notify.command}: no program {notify.words[0]} that can be executed; give its full "
+                "path"
+            )
         check_profiler(experiment)
         if experiment.container.kind is not ContainerKind.none:
             check_program(experiment.container.kind)
@@ -82,14 +86,6 @@ def _check_local(experiment: Experiment) -> None:
         raise LaunchError(
             f"{', '.join(elsewhere)}: these nodes belong to Slurm, but executor.kind=local starts runs on this "
             f"machine; use executor=slurm, or executor.rehearse=virtual to rehearse the plan without the nodes"
-        )
-
-
-def _check_command_here(notify: Notify) -> None:
-    """Raises LaunchError where this machine lacks the command; other machines may have other programs."""
-    if notify.words and shutil.which(notify.words[0]) is None:
-        raise LaunchError(
-            f"notify.command={notify.command}: no program {notify.words[0]} that can be executed; give its full path"
         )
 
 

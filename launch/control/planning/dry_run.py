@@ -18,7 +18,7 @@ from launch.control.executors.slurm import join_scripts, later_nodes, submission
 from launch.control.planning.plan import make_plan
 from launch.control.submit import node_worker, run_environment
 from launch.files.records import Start
-from launch.judge.plan_line import plan_line
+from launch.judge.evidence import plan_line
 from launch.machine import ssh
 from launch.machine.container_commands import run_container
 from launch.machine.container_runtimes import UNKNOWN_NAME, Command, SlurmStep

@@ -80,7 +80,12 @@ class Joins:
         self._run.joins.mkdir(exist_ok=True)
         self._run.write_json(path, record)  # before there is a job: what is refused is not submitted again
         try:
-            self._free(name, job, host)
+            try:
+                hosts = slurm_commands.hosts_of(job)
+                if host in hosts[1:]:
+                    slurm_commands.keep_only(job, [other for other in hosts if other != host])
+            except LaunchError as error:  # such as that of a job that has lost its first node: it keeps it
+                print(f"node {name} could not be given back: {error}", flush=True)
             again = self._submit(name)
         except TdppError as error:  # the run goes on without
             print(f"node {name} could not be asked for again: {error}", flush=True)
@@ -99,15 +104,6 @@ class Joins:
         if found is not None and found.state == "CANCELLED":
             self._cancelled.add(job)
         return found is None or not (found.pending or job in self._cancelled)
-
-    def _free(self, name: str, job: str, host: str | None) -> None:
-        """Gives back the host that was lost, where Slurm still has it in its job."""
-        try:
-            hosts = slurm_commands.hosts_of(job)
-            if host in hosts[1:]:
-                slurm_commands.keep_only(job, [other for other in hosts if other != host])
-        except LaunchError as error:  # such as that of a job that has lost its first node: it keeps it
-            print(f"node {name} could not be given back: {error}", flush=True)
 
     def _submit(self, name: str) -> str:
         script = self._run.join_script(self._start.submission, name)

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from data_prep.errors import DataPrepError
-from data_prep.pairs.cleaning import THRESHOLD, HeldOut, Sentences, jaccard, runs
-from data_prep.pairs.pair import SIDES, Pair
+from data_prep.pairs.pair import SIDES, THRESHOLD, HeldOut, Pair, Sentences, jaccard, runs
 from launch.commands.data import main
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.samples import SPLITS

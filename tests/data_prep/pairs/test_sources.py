@@ -13,9 +13,8 @@ import pytest
 
 from data_prep.errors import DataPrepError
 from data_prep.pairs.catalogues import po_messages
-from data_prep.pairs.help_pages import paragraphs
 from data_prep.pairs.pair import Languages, Pair
-from data_prep.pairs.sources import languages_of, readers_of
+from data_prep.pairs.sources import languages_of, paragraphs, readers_of
 
 GERMAN = Languages("de", "en")
 

@@ -20,13 +20,13 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
 from launch.commands import stop as stop_command
 from launch.control import notify
-from launch.control.alarms import notify_alarms
 from launch.control.notify import notify_end
 from launch.control.planning.checks import check, require_exported
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
+from launch.on_end import notify_alarms
 from tests.launch.judge.test_verdict import Case
 from tests.support.launch.live import FOREVER, TWO_NODES, agents, start, token, wait_for, wait_until_running
 

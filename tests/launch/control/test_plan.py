@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conf.compose import compose
 from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
 from launch.control.planning.plan import make_plan
-from launch.judge.plan_line import plan_line
+from launch.judge.evidence import plan_line
 from megatron_ext.contract.keys import left_out
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Corpus

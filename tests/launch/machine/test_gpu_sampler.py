@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.run_folder.gpu_energy import read_energy
-from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuTrouble, entries, entry_text
+from conf.run_folder.gpu_lines import GpuEntry, GpuProcess, GpuReading, GpuTrouble, entries, entry_text, read_energy
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.machine import gpu_sampler, processes

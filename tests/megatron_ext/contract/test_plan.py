@@ -16,7 +16,7 @@ from conf.errors import ConfigError, RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.files.run_files import read_run_files
-from launch.judge.plan_line import plan_line
+from launch.judge.evidence import plan_line
 from megatron_ext import worker
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
