@@ -37,5 +37,9 @@ class RunFolderError(TdppError):
     """A run folder that cannot be found, made or read."""
 
 
+class OutputError(TdppError):
+    """A file that a command is to write, and cannot."""
+
+
 class ClosedError(RunFolderError):
     """A part of a run that this user may not read."""

@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from conf.errors import OutputError
 from conf.reading.own_folders import is_file
 from megatron_ext.contract.files import write_atomic
 
@@ -103,16 +104,46 @@ def why_not_kept(name: str, path: Path, instead: str | None = None) -> str | Non
     return why_not_writable(path)
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Raises OutputError before a command begins, so that no time is lost and either all of its files are there or
+    none. A file that is None is not asked for."""
+    for path in paths:
+        if path is not None and (why := why_not_writable(path)) is not None:
+            raise OutputError(f"cannot write {path}: {why}")
+
+
+def check_free(path: Path, given: str, *, replace: bool, kept_as: str | None = None, more: str = "") -> None:
+    """The same for a file that may be there already.
+
+    Args:
+        path: of the file.
+        given: the word of the command line that names it.
+        replace: whether it is replaced, or added to.
+        kept_as: the name under which it is kept in a folder of configurations, or its path.
+        more: another way out than another name and overwrite=true.
+    """
+    why = why_not_writable(path) if kept_as is None else why_not_kept(kept_as, path)
+    if why is not None:
+        raise OutputError(f"{given}: {why}")
+    if path.exists() and not replace:
+        raise OutputError(f"{given}: {path} already exists; choose another name, or {more}add overwrite=true")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Writes a result: what is there stays until the new one is complete; a link is replaced, not followed.
 
     Raises:
-        OSError: it cannot be written.
+        OutputError: it cannot be written.
     """
-    if _is_device(path):  # or a pipe: nothing takes its place
-        path.write_text(text, encoding="utf-8")
-    else:
-        write_atomic(path, text)
+    try:
+        if _is_device(path):  # or a pipe: nothing takes its place
+            path.write_text(text, encoding="utf-8")
+        else:
+            write_atomic(path, text)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {path}: {error.strerror}; choose a folder with free space that you may write to"
+        ) from error
 
 
 def _is_device(path: Path) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from conf.reading.files import why_not_writable, write_whole
+from conf.reading.files import check_writable, write_whole
 from conf.reading.values import Parser, from_0, option, prefix_path, whole
 from conf.visible import plural
 from data_prep.chats import check as chats_check
@@ -211,8 +211,7 @@ def _inspect_other(arguments: argparse.Namespace, kind: str) -> None:
 def _inspect(arguments: argparse.Namespace) -> None:
     prefix: Path = arguments.prefix
     page: Path | None = arguments.page
-    if page is not None and (why := why_not_writable(page)) is not None:
-        raise DataPrepError(f"--page {page}: cannot be written: {why}")
+    check_writable(page)
     kind = kind_of(prefix)
     if kind is not None and kind != TEXT:
         _inspect_other(arguments, kind)
@@ -244,8 +243,5 @@ def _inspect(arguments: argparse.Namespace) -> None:
     if page is not None:
         from reports.pages.command_pages import figures_page  # few ask for a page, and it is slow to import
 
-        try:
-            write_whole(page, figures_page(str(prefix), facts, figures(data, prefix)))
-        except OSError as error:
-            raise DataPrepError(f"--page {page}: cannot be written ({error.strerror})") from error
+        write_whole(page, figures_page(str(prefix), facts, figures(data, prefix)))
         print(f"page: {page}")

@@ -140,12 +140,9 @@ def check_composes(name: str, texts: Mapping[str, str], word: str) -> None:
 
 
 def write_all(paths: Mapping[str, Path], texts: Mapping[str, str]) -> None:
-    """Raises LaunchError where there is no room."""
+    """Raises OutputError where there is no room."""
     for group, path in paths.items():
-        try:
-            write_whole(path, texts[group])
-        except OSError as error:
-            raise LaunchError(f"cannot write {path}: {error.strerror}") from error
+        write_whole(path, texts[group])
 
 
 def from_hf(path: str, content: object, sequence_length: int | None = None) -> tuple[dict[str, object], list[str]]:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conf.reading.files import write_whole
 from conf.reading.values import Parser
 from conf.visible import nearest, plural, visible
-from launch.commands.output_files import write
 from launch.commands.run_arguments import add_runs_dir, runs_folder
 from launch.errors import LaunchError
 from launch.history import ledger
@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
 
         links = [link for host in chosen for link in host.slow_links]
         page = nodes_page.render([_line(host) for host in chosen], links, str(folder.absolute()), COLUMNS, RUN_COLUMNS)
-        write(arguments.page, page)
+        write_whole(arguments.page, page)
         print(arguments.page)
     elif arguments.json:
         print(json.dumps([_object(host) for host in chosen]))

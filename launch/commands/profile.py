@@ -17,18 +17,18 @@ from omegaconf import DictConfig, OmegaConf
 
 from conf.blocks_of_module import can_look, count_blocks, is_user_code
 from conf.compose import compose, compose_unchecked, to_object
+from conf.reading.files import check_free, check_writable, write_whole
 from conf.schema.experiment import Cluster, EngineKind, Executor, Experiment, Model, Rehearse
 from conf.schema.values.links import FILE
 from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import name_of, profile_path
 from fasop.costs.profiles.profile import LayerProfile, Links
-from launch.commands import output_files
 from launch.control.follow import interruptible
 from launch.control.planning.dry_run import dry_run
 from launch.control.short_job import short_job
 from launch.errors import LaunchError
 from launch.profile import files, pair_links
-from launch.profile.arguments import Arguments, check_free, parse
+from launch.profile.arguments import ADD, Arguments, check_name_free, parse
 from launch.profile.files import write
 from launch.profile.findings import Found, merged, short_of, too_large, unsettled
 from launch.profile.measured import measured, steps_table, tables
@@ -114,15 +114,15 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         print(dry_run(job.experiment, worker).readable())
         return 0
     for name in job.names.values():
-        check_free(name, arguments)
+        check_name_free(name, arguments)
         if arguments.add:
             files.check_engine(name, job.experiment.engine)
     if arguments.links is not None:
-        pair_links.check_free(arguments.links, arguments)
-    if arguments.page is not None:
-        output_files.check_writable(arguments.page)
+        check_free(arguments.links, f"links={arguments.links}", replace=arguments.overwrite or arguments.add, more=ADD)
+    check_writable(arguments.page)
     if arguments.graph_output is not None:
-        files.check_free(files.graph_paths(arguments.graph_output, [*job.names]).values(), arguments)
+        for file in files.graph_paths(arguments.graph_output, [*job.names]).values():
+            check_free(file, f"graph_output={file}", replace=arguments.overwrite or arguments.add)
     with interruptible():
         found, failure = measured(job.experiment, arguments, job.run_min, worker)
     table = pair_links.measured_table(found)
@@ -141,7 +141,7 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
         from reports.pages.command_pages import profile_page  # few ask for it, and plotly is slow to import
 
         named = {job.names[gpu]: profile for gpu, profile in profiles.items()}
-        output_files.write(arguments.page, profile_page(f"tdpp profile {shlex.join(argv)}", named))
+        write_whole(arguments.page, profile_page(f"tdpp profile {shlex.join(argv)}", named))
         print(arguments.page)
     return 0
 
@@ -333,7 +333,7 @@ def _import(arguments: Arguments, comment: str) -> int:
     assert arguments.known_cost is not None
     if arguments.profile is None:
         raise LaunchError("import=…: name the profile with profile=NAME, or its file with profile=FILE.yaml")
-    check_free(arguments.profile, arguments)
+    check_name_free(arguments.profile, arguments)
     model = to_object(compose_unchecked(arguments.overrides), Model, "model")
     profile = imported(arguments.known_cost, model)
     write(arguments.profile, profile, arguments, comment)

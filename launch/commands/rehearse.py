@@ -13,6 +13,7 @@ from typing import Any
 
 from conf.compose import compose_unchecked
 from conf.errors import UsageError
+from conf.reading.files import check_writable, write_whole
 from conf.reading.user_files import config_dirs
 from conf.reading.values import NoValue, Reader, name_of, parse_key_values, path, whole
 from conf.reading.words import refuse_options
@@ -21,7 +22,6 @@ from conf.schema.experiment import Experiment
 from fasop.errors import SearchError
 from launch.commands.launching.preflight import preflight, with_length
 from launch.commands.launching.resolve_auto import resolve_auto
-from launch.commands.output_files import check_writable, write
 from launch.commands.translate import require_torch
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
@@ -81,9 +81,7 @@ def main(argv: Sequence[str]) -> int:
     own, words = parse_key_values(argv[1:], WORDS, LaunchError)
     refuse_options(config_dirs(words)[1])
     require_torch("tdpp rehearse learning")
-    for word in ("csv", "page"):
-        if word in own:
-            check_writable(own[word])
+    check_writable(own.get("csv"), own.get("page"))
     plans = compared(words, lambda each: _composed(each, own.get("profile")))
     until, best = plans[0].small.train.until, plans[0].small.train.best
     metric, _ = metric_of(until, best)
@@ -94,14 +92,14 @@ def main(argv: Sequence[str]) -> int:
     notes = [*sentences(rows, metric, goal), _peak()]
     remark(*notes)
     if "csv" in own:
-        write(own["csv"], csv_text(rows, metric, goal))
+        write_whole(own["csv"], csv_text(rows, metric, goal))
     if "page" in own:
         from reports.pages.command_pages import Quality, learning_page  # few ask for it, and plotly is slow to import
 
         curves = [Quality(**mean_curve(row.plan)) for row in rows if any(curve.values for curve in row.plan.curves)]
         target = None if goal is None else goal.target.value
         command = f"tdpp rehearse {shlex.join(argv)}"
-        write(own["page"], learning_page(command, *table(rows, metric, goal), notes, curves, metric, target))
+        write_whole(own["page"], learning_page(command, *table(rows, metric, goal), notes, curves, metric, target))
         print(own["page"])
     return 0
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from conf.reading.files import check_writable, write_whole
 from conf.reading.values import parse_key_values, path
 from conf.run_folder.run_folders import usual_runs_dir
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, parse
-from launch.commands.output_files import check_plan_free, check_writable, write
 from launch.commands.searching import plans, shares
 from launch.screen import print_table, remark
 
@@ -101,15 +101,13 @@ def main(argv: Sequence[str]) -> int:
 
         return stages.main(argv)
     args = parse(argv)
-    for file in (args.csv, args.page, args.calibrate):
-        if file is not None:
-            check_writable(file)
+    check_writable(args.csv, args.page, args.calibrate)
     if args.validate:
         return validate(args)
     if args.calibrate is not None:
         raise SearchError(f"calibrate={args.calibrate} needs runs to calibrate with: add validate=RUN")
     if args.plan is not None:
-        check_plan_free(args.plan, args.overwrite)
+        plans.check_plan_free(args.plan, args.overwrite)
     return plans.rank(args, f"tdpp search {shlex.join(argv)}")
 
 
@@ -145,7 +143,7 @@ def validate(args: Arguments) -> int:
     remark(*shared)
     remark(used)
     if args.calibrate is not None:
-        write(args.calibrate, calibration(comparisons).text())
+        write_whole(args.calibrate, calibration(comparisons).text())
         print(f"calibration={args.calibrate} applies it")
     return 0
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import RunFolderError
+from conf.reading.files import check_writable, write_whole
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.trainings.noise import NUMBERS, measured, of_numbers, read_csv
-from launch.commands.output_files import check_writable, write
 from launch.commands.simulating.arguments import RESTART_S, Arguments, parse
 from launch.screen import print_table, remark
 from megatron_ext.contract.adaptive.noise import Noise
@@ -61,9 +61,7 @@ def main(argv: Sequence[str]) -> int:
         print(USAGE)
         return 0
     args = parse(argv)
-    for file in (args.csv, args.page):
-        if file is not None:
-            check_writable(file)
+    check_writable(args.csv, args.page)
     from fasop.tables.trainings import HEAD, as_json, csv_text, summary, table
 
     results, notes = played(args)
@@ -73,11 +71,11 @@ def main(argv: Sequence[str]) -> int:
         print_table(HEAD, table(results))
         remark(*summary(results), *notes)
     if args.csv is not None:
-        write(args.csv, csv_text(results))
+        write_whole(args.csv, csv_text(results))
     if args.page is not None:
         from reports.pages.command_pages import simulation_page  # few ask for it, and plotly is slow to import
 
-        write(args.page, simulation_page(f"tdpp simulate {shlex.join(argv)}", results, notes))
+        write_whole(args.page, simulation_page(f"tdpp simulate {shlex.join(argv)}", results, notes))
         print(args.page, file=sys.stderr if args.json else sys.stdout)
     return 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.reading.files import why_not_kept
+from conf.reading.files import check_free
 from conf.reading.values import Reader, above_0, flag, name_of, one_of, parse_key_values, path, several, whole
 from conf.schema.experiment import Precision
 from conf.schema.values.partition import MOST
@@ -99,20 +99,14 @@ def parse(argv: Sequence[str]) -> Arguments:
     return arguments
 
 
-def check_free(name: str, arguments: Arguments) -> None:
-    """Whether a profile of that name may be written; before anything is measured, so that no time is lost.
+ADD = "use add=true to add the measurements (those of the same sizes are replaced), or "
+"""A way out where a profile or a table of links is there already."""
 
-    Raises:
-        LaunchError: it may not.
-    """
-    path = profile_path(name)
-    if (why := why_not_kept(name, path)) is not None:
-        raise LaunchError(f"profile={name}: {why}")
-    if path.exists() and not (arguments.overwrite or arguments.add):
-        raise LaunchError(
-            f"profile={name}: {path} already exists; choose another name, or use add=true to add the measurements "
-            f"(those of the same sizes are replaced), or overwrite=true to replace the file"
-        )
+
+def check_name_free(name: str, arguments: Arguments) -> None:
+    """Raises OutputError where no profile of that name may be written."""
+    replace = arguments.overwrite or arguments.add
+    check_free(profile_path(name), f"profile={name}", replace=replace, kept_as=name, more=ADD)
 
 
 def _folders(given: Mapping[str, Any]) -> tuple[Path, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from conf.errors import ConfigError
-from conf.reading.files import why_not_writable, write_whole
+from conf.reading.files import write_whole
 from conf.schema.experiment import Engine, EngineKind, Experiment
 from fasop.costs.hardware import NodeKind
 from fasop.costs.known_blocks import with_known_blocks
@@ -26,7 +26,8 @@ def write(name: str, profile: LayerProfile, arguments: Arguments, comment: str) 
     """Writes `fasop/profiles/<name>.yaml`, or the file `name`, and returns what is in it.
 
     Raises:
-        LaunchError: it cannot be written, or what is there is of another GPU or model.
+        OutputError: it cannot be written.
+        LaunchError: what is there is of another GPU or model.
         ConfigError: both together cannot be.
     """
     path = profile_path(name)
@@ -35,10 +36,7 @@ def write(name: str, profile: LayerProfile, arguments: Arguments, comment: str) 
         before = [line[2:] for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
         kept = [line for line in before if line not in profile_text(profile, "")]
         comment = "\n".join([*kept, comment])
-    try:
-        write_whole(path, profile_text(profile, comment))
-    except OSError as error:
-        raise LaunchError(f"profile={name}: cannot write {path}: {error.strerror}") from error
+    write_whole(path, profile_text(profile, comment))
     return profile
 
 
@@ -119,32 +117,15 @@ def graph_paths(file: Path, gpus: Sequence[str]) -> dict[str, Path]:
     return {gpu: file if len(gpus) == 1 else file.with_name(f"{file.stem}_{gpu}{file.suffix}") for gpu in gpus}
 
 
-def check_free(paths: Iterable[Path], arguments: Arguments) -> None:
-    """Raises LaunchError before anything is measured, where a file could not be written.
-
-    Raises:
-        LaunchError: a file is there, or cannot be.
-    """
-    for path in paths:
-        if (why := why_not_writable(path)) is not None:
-            raise LaunchError(f"graph_output={path}: {why}")
-        if path.exists() and not (arguments.overwrite or arguments.add):
-            raise LaunchError(f"graph_output={path} already exists; choose another name, or add overwrite=true")
-
-
 def write_graphs(file: Path, experiment: Experiment, profiles: Mapping[str, LayerProfile]) -> list[Path]:
     """Writes the graphs, with the times of the largest micro-batch that was measured.
 
     Raises:
-        LaunchError: a file cannot be written.
+        OutputError: a file cannot be written.
     """
     written = graph_paths(file, [*profiles])
     for gpu, profile in profiles.items():
-        text = graph_text(graph_of(*_of(experiment, gpu, profile)))
-        try:
-            write_whole(written[gpu], text)
-        except OSError as error:
-            raise LaunchError(f"cannot write {written[gpu]}: {error.strerror}; choose another folder") from error
+        write_whole(written[gpu], graph_text(graph_of(*_of(experiment, gpu, profile))))
     return [*written.values()]
 
 

@@ -17,7 +17,7 @@ from fasop.shares.in_profiles import profiles_of, public_of
 from fasop.shares.public_folders import PublicFolders, files_of, lacking, read_folders
 from fasop.shares.public_servers import CONFIGURATION
 from launch.errors import LaunchError
-from launch.profile.arguments import Arguments, check_free
+from launch.profile.arguments import Arguments, check_name_free
 from launch.profile.files import write
 from launch.screen import print_table
 
@@ -57,7 +57,7 @@ def _import(public: PublicFolders, wanted: str, arguments: Arguments, comment: s
     if len({*names.values()}) < len(names):
         raise LaunchError(f"profile={wanted}: two of the GPUs {', '.join(names)} would get the same name")
     for name in names.values():
-        check_free(name, arguments)
+        check_name_free(name, arguments)
     for gpu, name in names.items():
         write(name, profiles[gpu], arguments, comment)
     print_table(*table(profiles))
@@ -100,9 +100,9 @@ def _export(public: PublicFolders, root: Path) -> None:
     for file, content in files.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, content)
         except OSError as error:
-            raise LaunchError(f"export={root}: cannot write {file}: {error.strerror}") from error
+            raise LaunchError(f"export={root}: cannot create {file.parent}: {error.strerror}") from error
+        write_whole(file, content)
     print(f"written: {plural(len(files), 'file')} in {root}")
     if (what := lacking(public)) is not None:
         print(f"(no {CONFIGURATION} for IIDP's solver: {what})", file=sys.stderr)

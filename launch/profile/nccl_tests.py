@@ -22,7 +22,7 @@ from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import profile_path, read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from launch.errors import LaunchError
-from launch.profile.arguments import Arguments, check_free
+from launch.profile.arguments import Arguments, check_name_free
 from launch.profile.files import write
 from launch.profile.link_fit import rounded
 from launch.screen import remark
@@ -89,7 +89,7 @@ def main(arguments: Arguments, comment: str) -> int:
     """Adds what files say to the profile of a GPU of the cluster, or to one that is there."""
     if arguments.profile is None:
         raise LaunchError("nccl_tests=…: name the profile with profile=NAME, or its file with profile=FILE.yaml")
-    check_free(arguments.profile, arguments)
+    check_name_free(arguments.profile, arguments)
     measured = [one for file in arguments.nccl_tests for one in read(file)]
     device, others = measured[0].gpu, sorted({one.gpu for one in measured} - {measured[0].gpu})
     if others:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import yaml  # type: ignore[import-untyped]
 
-from conf.reading.files import why_not_writable, write_whole
+from conf.reading.files import write_whole
 from conf.schema.experiment import Model
 from conf.schema.values.links import KEY, from_file
 from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape
@@ -84,36 +84,18 @@ def override(table: Table) -> str:
     return shlex.quote(f"+{KEY}={text}")
 
 
-def check_free(path: Path, arguments: Arguments) -> None:
-    """Whether a table may be written there; before anything is measured.
-
-    Raises:
-        LaunchError: it may not.
-    """
-    if (why := why_not_writable(path)) is not None:
-        raise LaunchError(f"links={path}: {why}")
-    if path.exists() and not (arguments.overwrite or arguments.add):
-        raise LaunchError(
-            f"links={path}: the file already exists; choose another name, or use add=true to add the measured pairs, "
-            f"or overwrite=true to replace it"
-        )
-
-
 def write_table(path: Path, table: Table, arguments: Arguments, comment: str) -> None:
     """Writes the table; with `add` beside the pairs that are there.
 
     Raises:
         ConfigError: what is there is no table.
-        LaunchError: it cannot be written.
+        OutputError: it cannot be written.
     """
     whole: Table = from_file(str(path)) if arguments.add and path.exists() else {}
     for row, columns in table.items():
         whole.setdefault(row, {}).update(columns)
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
-    try:
-        write_whole(path, lines + yaml.safe_dump(whole, sort_keys=False))
-    except OSError as error:
-        raise LaunchError(f"links={path}: cannot be written: {error.strerror}") from error
+    write_whole(path, lines + yaml.safe_dump(whole, sort_keys=False))
 
 
 def imported(arguments: Import, model: Model) -> LayerProfile:

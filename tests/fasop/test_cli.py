@@ -15,7 +15,7 @@ from rich.progress import Progress
 from conf.compose import compose
 from fasop.search.run import bar
 from launch.cli import main
-from launch.commands import output_files
+from launch.commands.searching import plans as searching
 from tests.support.ordinary_user import ordinary_user
 
 SMALL = (
@@ -26,7 +26,7 @@ SMALL = (
 
 @pytest.fixture
 def plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(output_files, "PLANS", tmp_path)
+    monkeypatch.setattr(searching, "PLANS", tmp_path)
     return tmp_path
 
 
@@ -135,7 +135,7 @@ def test_a_plan_that_cannot_be_written_is_told_before_the_search(
 ) -> None:
     tmp_path.chmod(0o555)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(output_files, "PLANS", Path())
+    monkeypatch.setattr(searching, "PLANS", Path())
     with ordinary_user():
         assert main(["search", *SMALL, "plan=mine"]) == 1
     told = capsys.readouterr()

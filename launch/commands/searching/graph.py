@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from conf.pipedream.driver import ModelType
 from conf.pipedream.export import DRIVERS, WRITTEN, files_of, package_folder
+from conf.reading.files import check_writable, write_whole
 from conf.schema.cluster import Cluster
 from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
-from launch.commands.output_files import check_writable, write
 from launch.screen import print_table, remark
 from megatron_ext.contract.models.model import ModelConfig
 
@@ -56,15 +56,13 @@ def main(argv: Sequence[str]) -> int:
     """Runs `tdpp search <argv>`, of which one word is graph=."""
     from fasop.graphs.arguments import parse
     from fasop.graphs.doubts import doubts
-    from fasop.graphs.graph_text import graph_text, read_graph
-    from fasop.graphs.table import csv_text, summary, table
+    from fasop.graphs.graph_text import read_graph
+    from fasop.graphs.table import summary, table
 
     args = parse(argv)
-    for file in (args.csv, args.page, args.graph_output):
-        if file is not None:
-            check_writable(file)
+    check_writable(args.csv, args.page, args.graph_output)
     if args.export is not None:
-        check_free(args.export)
+        check_folder(args.export)
     graphs = {gpu: read_graph(file) for gpu, file in args.graph.items()}
     odd = [f"{gpu}{': ' * bool(gpu)}{doubt}" for gpu, graph in graphs.items() for doubt in doubts(graph)]
     remark(*odd)
@@ -72,15 +70,7 @@ def main(argv: Sequence[str]) -> int:
     print_table(*table(division))
     print(summary(division))
     remark(*division.notes)
-    if args.csv is not None:
-        write(args.csv, csv_text(division))
-    if args.page is not None:
-        from reports.pages.graph_page import render  # few ask for a page, and it is slow to import
-
-        write(args.page, render(f"tdpp search {shlex.join(argv)}", division, odd))
-        print(args.page)
-    if args.graph_output is not None:
-        write(args.graph_output, graph_text(division.graph))
+    write_results(division, f"tdpp search {shlex.join(argv)}", args.csv, args.page, args.graph_output, odd)
     if args.export is not None:
         ranks, file = sum(replicas_of(division)), next(iter(args.graph.values()))
         of_levels = on_hosts(args.levels[0], ranks) if args.levels else None
@@ -123,7 +113,30 @@ def _cluster(args: Arguments) -> Cluster:
     return to_object(compose_unchecked(args.overrides), Cluster, "cluster")
 
 
-def check_free(folder: Path) -> None:
+def write_results(
+    division: StageDivision,
+    command: str,
+    csv: Path | None,
+    page: Path | None,
+    graph_output: Path | None,
+    doubts: Sequence[str] = (),
+) -> None:
+    """Writes the files that were asked for."""
+    from fasop.graphs.graph_text import graph_text
+    from fasop.graphs.table import csv_text
+
+    if csv is not None:
+        write_whole(csv, csv_text(division))
+    if page is not None:
+        from reports.pages.graph_page import render  # few ask for a page, and it is slow to import
+
+        write_whole(page, render(command, division, doubts))
+        print(page)
+    if graph_output is not None:
+        write_whole(graph_output, graph_text(division.graph))
+
+
+def check_folder(folder: Path) -> None:
     """Raises SearchError, before the search, where no folder can be made, or nothing be written."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     check_writable(there / "export")
@@ -185,7 +198,7 @@ def export(
     for file, text in files.items():
         target = folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        write(target, text)
+        write_whole(target, text)
     print(f"{package}: stages and ranks")
     for driver in [folder / file for file in files if file.parts[0] == DRIVERS]:
         print(f"{driver}: start it with 'tdpp launch pipedream={driver}'")

@@ -9,15 +9,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, count
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import conf
+from conf.reading.files import check_free, write_whole
+from conf.reading.own_folders import path_of
 from conf.reading.words import with_values
 from conf.schema.experiment import Cluster, ExecutorKind
 from conf.schema.values.partition import AUTO
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
-from launch.commands.output_files import plan_path, write
 from launch.errors import LaunchError
 from launch.judge.state import print_next
 from launch.screen import print_table, remark
@@ -25,6 +28,19 @@ from launch.screen import print_table, remark
 if TYPE_CHECKING:
     from fasop.search.inputs import Inputs
     from fasop.search.plan import Plan, Run
+
+
+PLANS = Path(conf.__file__).resolve().parent / "parallel"
+
+
+def plan_path(name: str) -> Path:
+    """Where a plan is kept under this name, or the file whose path it is."""
+    return path_of(name, "parallel", PLANS)
+
+
+def check_plan_free(name: str, overwrite: bool) -> None:
+    """Raises OutputError before the search, where the plan could not be kept."""
+    check_free(plan_path(name), f"plan={name}", replace=overwrite, kept_as=name)
 
 
 def rank(args: Arguments, command: str) -> int:
@@ -167,7 +183,7 @@ def _write(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequen
     from fasop.tables.plans import csv_text, plan_yaml
 
     if args.csv is not None:
-        write(args.csv, csv_text(plans, inputs.run))
+        write_whole(args.csv, csv_text(plans, inputs.run))
     if args.page is not None:
         from fasop.search.run import against
         from fasop.tables.plans import launch_words
@@ -177,11 +193,11 @@ def _write(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequen
             shlex.join(["tdpp", "launch", *words])
             for words in launch_words(args.overrides, plans, _length(args, inputs.run))
         ]
-        write(args.page, render(command, plans, inputs.run, notes, launches, against(args)))
+        write_whole(args.page, render(command, plans, inputs.run, notes, launches, against(args)))
         print(args.page)
     if args.plan is not None:
         path = plan_path(args.plan)
-        write(path, plan_yaml(plans[0], command))
+        write_whole(path, plan_yaml(plans[0], command))
         print(f"parallel={args.plan} is the first plan ({path})")
 
 
@@ -196,7 +212,7 @@ def _by_end(args: Arguments, inputs: Inputs, command: str) -> int:
     print("waits are Slurm's estimates, which change with what others submit and how early jobs end", file=sys.stderr)
     if args.plan is not None:
         path = plan_path(args.plan)
-        write(path, plan_yaml(choices[0].plan, command))
+        write_whole(path, plan_yaml(choices[0].plan, command))
         print(f"parallel={args.plan} is the first plan ({path})")
     words = with_values(_without_plan(args.overrides), _length(args, inputs.run))
     print_next(f"{shlex.join(['tdpp', 'launch', *words, 'start=now'])}  # submits the first plan")

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from conf.pipedream.driver import ModelType
+from conf.reading.files import check_writable, write_whole
 from conf.reading.values import Reader, flag, name_of, parse_key_values, path
 from fasop.errors import SearchError
-from launch.commands.output_files import check_plan_free, check_writable, plan_path, write
-from launch.commands.searching.graph import check_free, export, on_cluster, replicas_of
-from launch.commands.searching.plans import with_plan
+from launch.commands.searching.graph import check_folder, export, on_cluster, replicas_of, write_results
+from launch.commands.searching.plans import check_plan_free, plan_path, with_plan
 from launch.judge.state import print_next
 from launch.screen import print_table, remark
 from megatron_ext.contract.models.model import IMAGES, PAIRS
@@ -54,20 +54,17 @@ def _require_one_way(given: Mapping[str, tuple[Any, ...]]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp search <argv>`."""
-    from fasop.graphs.graph_text import graph_text
     from fasop.graphs.of_model import graph_of, held_of, partition_of, plan_text, require_streaming
     from fasop.graphs.options import Options
     from fasop.graphs.own.on_nodes import on_nodes
-    from fasop.graphs.table import csv_text, summary, table
+    from fasop.graphs.table import summary, table
     from fasop.search.inputs import read
     from fasop.search.space.choices import split
 
     own, overrides = parse_key_values([word for word in argv if word != ASKED], WORDS, SearchError)
-    for word in ("csv", "page", "graph_output"):
-        if word in own:
-            check_writable(own[word])
+    check_writable(own.get("csv"), own.get("page"), own.get("graph_output"))
     if "export" in own:
-        check_free(own["export"])
+        check_folder(own["export"])
     plan, command = own.get("plan"), f"tdpp search {shlex.join(argv)}"
     if plan is not None:
         check_plan_free(plan, own.get("overwrite", False))
@@ -84,15 +81,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"parallel.partition={partition_of(division)} parallel.replicas={division.replicas}: {summary(division)}")
     remark(inputs.by_default)
     remark(*division.notes)
-    if "csv" in own:
-        write(own["csv"], csv_text(division))
-    if "graph_output" in own:
-        write(own["graph_output"], graph_text(division.graph))
-    if "page" in own:
-        from reports.pages.graph_page import render
-
-        write(own["page"], render(command, division))
-        print(own["page"])
+    write_results(division, command, own.get("csv"), own.get("page"), own.get("graph_output"))
     if "export" in own:
         model, partition = training.model, partition_of(division).layers
         machines = on_cluster(inputs.cluster, division.node_order, sum(replicas_of(division)))
@@ -101,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
         export(own["export"], model.name, division, machines, kind, size, model.sized(1), partition)
     if plan is not None:
         file = plan_path(plan)
-        write(file, plan_text(division, training, command))
+        write_whole(file, plan_text(division, training, command))
         print(f"parallel={plan} is this plan ({file})")
     print_next(with_plan(plan, overrides, command))
     return 0

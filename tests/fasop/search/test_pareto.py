@@ -247,7 +247,7 @@ def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
 def test_a_front_is_a_table_a_file_and_a_plan(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launch.commands.output_files.PLANS", tmp_path)
+    monkeypatch.setattr("launch.commands.searching.plans.PLANS", tmp_path)
     file = tmp_path / "front.csv"
     assert main(["search", "pareto=cost", *WORDS, "tokens=1e6", f"csv={file}", "plan=cheap"]) == 0
     shown = capsys.readouterr()

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
+from conf.errors import OutputError
+from conf.reading.files import check_free
 from fasop.costs.profiles.files import read_profile
 from fasop.graphs.graph_text import read_graph
-from launch.errors import LaunchError
 from launch.profile import files
-from launch.profile.arguments import Arguments
 from tests.support.fasop.modules import random_profile, words, written
 
 
@@ -42,8 +42,8 @@ def test_files_that_are_there_stay(tmp_path: Path) -> None:
     several = files.graph_paths(tmp_path / "graph.txt", ["a10", "a100"])
     assert [path.name for path in several.values()] == ["graph_a10.txt", "graph_a100.txt"]
     (tmp_path / "graph_a10.txt").touch()
-    with pytest.raises(LaunchError, match=r"graph_a10.txt already exists; choose another name, or add overwrite=true"):
-        files.check_free(several.values(), Arguments())
-    files.check_free(several.values(), Arguments(overwrite=True))
-    with pytest.raises(LaunchError, match="no folder"):
-        files.check_free([tmp_path / "none" / "graph.txt"], Arguments())
+    with pytest.raises(OutputError, match=r"graph_a10.txt already exists; choose another name, or add overwrite=true"):
+        check_free(several["a10"], "graph_output=FILE", replace=False)
+    check_free(several["a10"], "graph_output=FILE", replace=True)
+    with pytest.raises(OutputError, match="no folder"):
+        check_free(tmp_path / "none" / "graph.txt", "graph_output=FILE", replace=False)
