@@ -27,7 +27,7 @@ TINY = 1e-30
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Chains:
+class Chains:
     """What the links of such chains take, by stage."""
 
     own: Linear
@@ -81,7 +81,7 @@ def _bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
     """[pipelines]: as `quick_bound`, where the replicas of each pipeline are alike."""
     if pipelines.order is not None:
         return _bound_in_units(pipelines, balanced)
-    chains, stepped = _chains(pipelines), pipelines.optimizer.fixed
+    chains, stepped = chains_of(pipelines), pipelines.optimizer.fixed
     first_sums = pipelines.least_exposed[0] + pipelines.embedding
     back = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
     busiest = np.maximum(back, _summing_bound(pipelines, layers))
@@ -93,7 +93,7 @@ def _bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
     return least
 
 
-def _queue_bound(pipelines: Pipelines, chains: _Chains, layers: int | Floats) -> Floats:
+def _queue_bound(pipelines: Pipelines, chains: Chains, layers: int | Floats) -> Floats:
     """[pipelines]: the busiest link sends all messages one after another. Before the first of them and behind the last
     one lies a micro-batch's trip; of several chunks its messages alone count."""
     cuts, count, chunks = pipelines.stages - 1, pipelines.micro_batches, pipelines.parts_count // pipelines.stages
@@ -116,7 +116,7 @@ def _queue_bound(pipelines: Pipelines, chains: _Chains, layers: int | Floats) ->
 def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
     """`quick_bound` of layers that differ. The smallest largest stage is known where each has one chunk."""
     plain, units = in_units(pipelines)
-    chains, stepped = _chains(plain), plain.optimizer.fixed
+    chains, stepped = chains_of(plain), plain.optimizer.fixed
     first_sums = plain.least_exposed[0] + plain.embedding
     whole_trip = chains.hops + chains.trip.fixed.sum(axis=0)
     queue = _queue_bound(plain, chains, units)
@@ -142,12 +142,12 @@ def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
 
 
 def _passes_left(pipelines: Pipelines) -> Linear:
-    """`_Chains.left` of stages with one chunk, with a slope for each kind of layer where they differ."""
+    """`Chains.left` of stages with one chunk, with a slope for each kind of layer where they differ."""
     left = passes_left(pipelines.schedule, pipelines.stages, 1, pipelines.micro_batches)
     return _weighted(left.forward.T, pipelines.forward, left.backward.T, pipelines.backward)
 
 
-def _trip_from(amount: Floats, chains: _Chains, units: Floats) -> Floats:
+def _trip_from(amount: Floats, chains: Chains, units: Floats) -> Floats:
     """[pipelines]: as `mean_of`, if a stage has that `amount` left at least; 0 where more than that may be better.
 
     Stages have room for as many units; those go where the trip is shortest. If a stage that takes more without any has
@@ -170,11 +170,16 @@ def _trip_from(amount: Floats, chains: _Chains, units: Floats) -> Floats:
 
 def _summing_bound(pipelines: Pipelines, layers: int) -> Floats:
     """[pipelines]: the largest stage's optimizer step, passes and sums, which is least where those are balanced."""
-    sums = pipelines.unhidden(layers).sums
-    never_less = Linear(fixed=sums.fixed + layers * np.minimum(0.0, sums.layer), layer=np.maximum(0.0, sums.layer))
-    whole = _until_summed(pipelines, never_less)
+    whole = never_less_until_summed(pipelines, layers)
     least: Floats = whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
     return least
+
+
+def never_less_until_summed(pipelines: Pipelines, layers: int) -> Linear:
+    """[stages, pipelines]: a stage's optimizer step, passes and sums, at least, which do not fall with its layers."""
+    sums = pipelines.unhidden(layers).sums
+    fixed = sums.fixed + layers * np.minimum(0.0, sums.layer)
+    return _until_summed(pipelines, Linear(fixed=fixed, layer=np.maximum(0.0, sums.layer)))
 
 
 def _until_summed(pipelines: Pipelines, sums: Linear) -> Linear:
@@ -189,7 +194,7 @@ def _until_summed(pipelines: Pipelines, sums: Linear) -> Linear:
     return whole
 
 
-def _chains(pipelines: Pipelines) -> _Chains:
+def chains_of(pipelines: Pipelines) -> Chains:
     schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
     half, hop = schedule.definition.input_share, pipelines.mean_hop
     forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
@@ -200,7 +205,7 @@ def _chains(pipelines: Pipelines) -> _Chains:
     left = passes_left(schedule, stages, chunks, count)
     ahead, back = (passes.reshape(-1, 1) for passes in (left.forward, left.backward))
     of_parts = _weighted(ahead, forward, back, backward)
-    return _Chains(
+    return Chains(
         own=_weighted(count, whole[0], count - owed, whole[1]),
         way=Linear(fixed=way.fixed[:stages], layer=way.layer[:stages] if chunks == 1 else 0 * hop),
         trip=_weighted(1.0, whole[0], half, whole[1]),
@@ -215,7 +220,7 @@ def _chains(pipelines: Pipelines) -> _Chains:
 
 
 def _of_part(pipelines: Pipelines, chunks: int) -> Linear:
-    """See `_Chains.of_part`. The largest part's passes in turn, and after them the largest stage's passes left, are at
+    """See `Chains.of_part`. The largest part's passes in turn, and after them the largest stage's passes left, are at
     least their means with the same weights, if a stage has those of all its chunks, which are alike.
     """
     schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
@@ -234,7 +239,7 @@ def _weighted(forwards: Floats | float, forward: Linear, backwards: Floats | flo
     )
 
 
-def _trip_bound(chains: _Chains, capacity: Integers, layers: int) -> Floats:
+def _trip_bound(chains: Chains, capacity: Integers, layers: int) -> Floats:
     """[pipelines]: the first micro-batch's trip, and the largest stage's passes left, or the largest part's."""
     trip, parts = chains.trip.layer, chains.of_part
     longest = np.maximum(mean_of(trip, chains.left, layers), whole_of(trip, chains.left, capacity, layers))
@@ -303,7 +308,7 @@ def level(trip: Floats, left: Floats) -> Floats:
     return least
 
 
-def _mean_bound(chains: _Chains, hop: Floats, layers: int | Floats) -> Floats:
+def _mean_bound(chains: Chains, hop: Floats, layers: int | Floats) -> Floats:
     """[pipelines]: what the pipeline takes at least, by a mean over its stages.
 
     For every stage s: the way through those before it, and its own passes. The largest of these is at least their mean

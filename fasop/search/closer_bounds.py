@@ -11,64 +11,110 @@ from itertools import count
 
 import numpy as np
 
+from fasop.costs.training import Training
 from fasop.partition.baselines import start
 from fasop.partition.exact import proved
+from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.order_search import Bounded
 from fasop.search.search import ShowProgress, no_progress
 from fasop.search.space.candidates import Space
+from fasop.simulation.on_nodes import Nodes
+from megatron_ext.contract.parallel_config import Recompute
 
 PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
-LITTLE, MUCH = 100, 2000
-"""Work: a size that is built is 1 for orders with the same sizes of nodes. (One is about 0.01 CPU seconds.)"""
-UNBOUNDED = -1
-"""In place of a size: those of these nodes, for which there was no time, have no bounds of their own."""
+LITTLE, MUCH = 300, 2000
+"""Work: one is about 0.01 CPU seconds."""
 SIZES = 10
-"""Sizes of a set of nodes that are bounded by a unit of work."""
+"""Sizes of a set of nodes that are bounded by a unit of work, where there was no time for it before."""
+OF_ORDERS, OF_ONE = 1, 30
+"""Work: to look at a size, and 1 for so many orders that are built of it."""
+STEP = 0.005
+"""The part of `enough` by which the bound of a size rises at once: orders that are below it then are built."""
+MOST_ORDERS = 3000
+"""Orders of a size that are built, at most."""
 PASSES = 2**11
 """Parts times micro-batches: of a candidate with more, simulations take too long."""
+
+
+class _Size:
+    """Sizes with a schedule, of which orders are built as they are needed."""
+
+    def __init__(self, space: Space, number: int) -> None:
+        self.space, self.number = space, number
+        self._bounded: Sequence[Training] | None = None
+        self._built = set[tuple[int, ...]]()
+
+    def closer(self, bound: float, enough: float) -> tuple[float, list[Nodes]]:
+        """Return a better bound of all orders but those that are built, and the orders that are to be built for it. The
+        same bound and no orders mean that nothing more is known."""
+        if self.space.few:
+            return enough, self.space.first
+        if self._bounded is None:
+            options = self.space.options(self.number)
+            if not all(known(one, self.space.kinds) for one in options):
+                return bound, []
+            # To compute again takes no less.
+            quickest = [one for one in options if one.parallel.recompute is Recompute.none]
+            self._bounded = quickest or options
+            return max(OrderBounds(self._bounded, self.space.kinds, enough).least, bound), []
+        until = min(enough, bound + STEP * enough)
+        bounds = OrderBounds(self._bounded, self.space.kinds, until)
+        if bounds.least >= until:
+            return until, []
+        if not bounds.of_nodes:
+            return (bound, []) if (every := self.space.every(MOST_ORDERS)) is None else (enough, every)
+        if (found := bounds.orders(MOST_ORDERS)) is None:
+            return bound, []
+        new = [order for order in map(tuple, found.tolist()) if order not in self._built]
+        self._built.update(new)
+        return until, self.space.in_orders(np.array(new)) if new else []
 
 
 def closer_least(
     spaces: Sequence[Space], enough: float, most: int = MUCH, progress: ShowProgress = no_progress
 ) -> float:
-    """Seconds below which no plan of these spaces is, at most `enough`, by so much work at most. Of spaces with too
-    many node orders to build them all, the bounds of their sizes stay as they are."""
+    """Seconds below which no plan of these spaces is, at most `enough`, by so much work at most."""
     number = count()
-    heap: list[tuple[float, int, Space | Bounded, int]] = [
-        (bound, next(number), space, size)
-        for space in spaces
-        if space.least < enough
-        for size, bound in (enumerate(_known(space, enough)) if space.is_bounded else [(UNBOUNDED, space.floor)])
-        if bound < enough
-    ]
+    heap: list[tuple[float, int, Space | _Size | Bounded, int]] = []
+    for space in (space for space in spaces if space.least < enough):
+        if not space.is_bounded:
+            heap.append((space.floor, next(number), space, 0))
+            continue
+        for size, bound in enumerate(_known(space, enough)):
+            if bound < enough:
+                heap.append((bound, next(number), _Size(space, size), 0))
     heapq.heapify(heap)
     work = 0
     while heap and work < most:
         bound, _, what, step = heapq.heappop(heap)
         progress(work / most)
-        if isinstance(what, Space) and step == UNBOUNDED:
+        if isinstance(what, Space):
             work += 1 + len(what) // SIZES
             for size, of_size in enumerate(_known(what, enough)):
                 if of_size < enough:
-                    heapq.heappush(heap, (of_size, next(number), what, size))
-        elif isinstance(what, Space) and what.few:
-            work += len(what.first)
-            for group in what.built(step, what.first):
+                    heapq.heappush(heap, (of_size, next(number), _Size(what, size), 0))
+            continue
+        if isinstance(what, _Size):
+            closer, nodes = what.closer(bound, enough)
+            if closer <= bound and not nodes and step:
+                return bound
+            work += OF_ORDERS + sum(len(some.orders) for some in nodes) // OF_ONE
+            for group in what.space.built(what.number, nodes):
                 one = Bounded.of(group, bound)
                 for column in np.nonzero(one.proved < enough)[0]:
-                    some = one.take(np.array([column]))
-                    heapq.heappush(heap, (float(some.proved[0]), next(number), some, 0))
-        elif isinstance(what, Bounded) and step < len(PROOFS) and _quick(what):
-            boxes, of_proof = PROOFS[step]
-            work += of_proof
+                    alone = one.take(np.array([column]))
+                    heapq.heappush(heap, (float(alone.proved[0]), next(number), alone, 0))
+        elif step < len(PROOFS) and _quick(what):
+            boxes, taken = PROOFS[step]
+            work += taken
             lines, layers = what.group.pipelines, what.group.layers
             begin = start(lines, layers, what.balanced)
             closer = max(bound, proved(lines, layers, begin, boxes, enough).bound)
-            if closer < enough:
-                heapq.heappush(heap, (closer, next(number), what, step + 1))
         else:
             return bound
+        if closer < enough:
+            heapq.heappush(heap, (closer, next(number), what, step + 1))
     return heap[0][0] if heap else enough
 
 

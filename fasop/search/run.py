@@ -49,8 +49,8 @@ STAGES_S = 5.0
 """Seconds of a front for plans whose stages differ, on the nodes of its plans."""
 WORTH = 0.999
 """The part of the best plan's time that a plan with other shares has to beat to be worth it."""
-CLOSE = 0.95
-"""The part of the best plan's time that bounds are raised to, unless more is asked for."""
+CLOSE, NEARLY = 0.95, 0.98
+"""The part of the best plan's time that bounds are raised to, unless more is asked for; and where it is, at first."""
 BOXES = (200, 0)
 """Boxes that a proof halves, at most: for the first plan, and for every other one."""
 PASSES = 2**13
@@ -149,7 +149,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
                 plans = [relief, *plans]
         if args.prove:
             plans = prove(plans, progress, inputs.fault)
-            least = max(least, closer_least(spaces, plans[0].total, progress=progress))
+            for part in (NEARLY, 1.0):  # with less to prove, the same work goes farther
+                if least >= NEARLY * plans[0].total or part == NEARLY:
+                    least = max(least, closer_least(spaces, part * plans[0].total, progress=progress))
         else:
             if 1 - plans[0].gap < CLOSE:
                 plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=0), *plans[1:]], key=by_time)

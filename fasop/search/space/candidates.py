@@ -178,6 +178,10 @@ class Space:
         found = node_orders.starts([self.nodes[kind] for kind in fastest])
         return self.in_orders(np.array(fastest)[found])
 
+    def every(self, most: int) -> list[Nodes] | None:
+        """All node orders; None if there are more than so many."""
+        return self.in_orders(node_orders.orders(self.nodes)) if node_orders.at_most(self.nodes, most) else None
+
     def in_orders(self, every: Integers) -> list[Nodes]:
         """Node orders, those together that have the same numbers of GPUs in each place."""
         shapes = np.array([kind.gpus for kind in self.kinds])[every]

@@ -39,15 +39,16 @@ def count(nodes: Sequence[int]) -> int:
 
 def few(nodes: Sequence[int], layers: int | None = None) -> bool:
     """Whether all orders are searched: of a model of so many layers, or of any."""
-    return _at_most(nodes, MOST if layers is None else max(MOST, OF_LAYERS // layers))
+    return at_most(nodes, MOST if layers is None else max(MOST, OF_LAYERS // layers))
 
 
 def few_shapes(nodes: Sequence[int], layers: int) -> bool:
     """Whether all orders of the sizes of nodes are searched; `nodes` are so many of each size."""
-    return _at_most(nodes, max(SHAPES, OF_SHAPES // layers))
+    return at_most(nodes, max(SHAPES, OF_SHAPES // layers))
 
 
-def _at_most(nodes: Sequence[int], orders: int) -> bool:
+def at_most(nodes: Sequence[int], orders: int) -> bool:
+    """Whether so many nodes of each kind have so many orders at most."""
     return magnitude(nodes) < math.log10(orders + 0.5)
 
 
