@@ -125,7 +125,11 @@ def explore_stages(
         return searched[row, number]
 
     # What is found in the order of the best plan leaves out most of the others.
-    for elsewhere, for_promising, for_all in ((False, *OWN_ORDER), (True, *OTHER_ORDERS)):
+    only = sum(len(some.orders) for some in nodes) == 1
+    for elsewhere, for_promising, for_all in (
+        (False, OWN_ORDER[0], 1.0 if only else OWN_ORDER[1]),
+        (True, *OTHER_ORDERS),
+    ):
         rows = list[Row]()
         for number, some in enumerate(nodes):
             names = ([node.name for node in order] for order in some.orders)
