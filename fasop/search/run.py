@@ -29,7 +29,7 @@ from fasop.search.inputs import Inputs, by_memory, offloading, scattering
 from fasop.search.islands import in_words, island_plans, proposed
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Fault, Plan, by_time, no_fault
-from fasop.search.search import Best, Coverage, ShowProgress, explore, no_progress
+from fasop.search.search import Best, Coverage, ShowProgress, explore, look_beside, no_progress
 from fasop.search.shares.unequal_shares import explore_shares
 from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
@@ -120,7 +120,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         spaces = _spaces(inputs, sets, bounds)
         seen = _explore_sets(spaces, best, progress, begun)
         least, even = seen.least, best.plans[:1]
-        seen += _explore_sets(_spaces(inputs, sets, bounds, uneven=True), best, progress, begun)
+        unlike = _spaces(inputs, sets, bounds, uneven=True)
+        seen += _explore_sets(unlike, best, progress, begun)
+        look_beside([*spaces, *unlike], best)
         if not best.plans and best.refused is not None:
             raise SearchError(best.refused)
         if not best.plans:
@@ -313,9 +315,15 @@ def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[P
     until = time.process_time() + FRONT_S
     with bar("searching", phases=2) as progress:
         sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
-        seen = explore(_spaces(inputs, sets, bounds), kept, progress, until)
+        spaces, unlike = _spaces(inputs, sets, bounds), _spaces(inputs, sets, bounds, uneven=True)
+        seen = explore(spaces, kept, progress, until)
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
-        seen += explore(_spaces(inputs, sets, bounds, uneven=True), kept, progress, until)
+        seen += explore(unlike, kept, progress, until)
+        for plan in kept.plans:
+            best = Best(1, inputs.fault)
+            best.add([plan])
+            look_beside([*spaces, *unlike], best)
+            kept.add(best.plans)
         explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
         tried = _front_by_stage(inputs, sets, kept)
     if not kept.plans and limits == Limits() and len(_means(inputs)) == 1:

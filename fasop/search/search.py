@@ -143,6 +143,22 @@ def explore(
     )
 
 
+def look_beside(spaces: Sequence[Space], best: Best) -> None:
+    """Looks from the layers of the best plan at the other schedules and options of its sizes, in its node order, until
+    none is faster: what moving single layers finds depends on where it begins."""
+    before = None
+    while best.plans and best.plans[0] is not before:
+        before = best.plans[0]
+        layers = np.array([before.partition.layers]).T
+        for space in spaces:
+            for group in space.beside(before.training, before.nodes):
+                one = Bounded.of(group)
+                one = one.take(np.nonzero(best.worth(space.kinds, one.proved))[0])
+                if len(one.group):
+                    found = search_partitions(one, np.repeat(layers, len(one.group), axis=1))
+                    best.add(_plans(one.group, found[0], one.proved))
+
+
 class SpaceSearch:
     """Through all sizes of a space, the most promising first."""
 

@@ -17,6 +17,7 @@ from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.local_search import feasible
@@ -207,10 +208,27 @@ class Space:
         wanted = self.options(number) if options is None else options
         return [group for some in nodes if (group := fitting(wanted, some)) is not None]
 
+    def beside(self, training: Training, nodes: Sequence[NodeKind]) -> Iterator[Candidates]:
+        """All schedules of as many chunks and options of the sizes of a plan, in its node order; none if it is on other
+        nodes."""
+        names = [kind.name for kind in self.kinds]
+        if Counter(node.name for node in nodes) != Counter({kind.name: kind.group.count for kind in self.kinds}):
+            return
+        order = self.in_orders(np.array([[names.index(node.name) for node in nodes]]))
+        sizes = _sizes_alone(training.parallel)
+        for number, (place, _, chunks) in enumerate(self._cuts):
+            if chunks == training.parallel.chunks and _sizes_alone(self._sized[place].parallel) == sizes:
+                yield from self.built(number, order)
+
     @property
     def groups(self) -> Iterator[Candidates]:
         """All that fit, in the first orders."""
         return (group for number in range(len(self)) for group in self.built(number, self.first))
+
+
+def _sizes_alone(parallel: Parallelism) -> tuple[object, ...]:
+    sizes = parallel.tensor_size, parallel.data, parallel.pipeline, parallel.expert, parallel.context
+    return *sizes, parallel.micro_batch_size, parallel.shares
 
 
 def fastest_first(kinds: Sequence[NodeKind], training: Training) -> list[int]:
