@@ -13,7 +13,7 @@ from conf.visible import plural
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
-from fasop.search.plan import DAY, HOUR, Fault, Plan, Run, by_time, no_fault, price_per_hour
+from fasop.search.plan import HOUR, Fault, Plan, Run, by_time, no_fault, price_per_hour
 from fasop.search.traffic import dollars_per_step
 
 
@@ -92,16 +92,20 @@ class Limits:
     cost: float = math.inf
     days: float = math.inf
 
+    def keep(self, front: Sequence[Plan], run: Run, expense: Expense) -> list[Plan]:
+        """List the plans of a front within them: nothing beats these, since what would is within them, too."""
+        steps = run.iterations
+        affordable = [plan for plan in front if expense.known(plan, run) * steps <= self.cost]
+        return [plan for plan in affordable if run.days(plan) <= self.days]
+
 
 class Front:
-    """Keeps the plans that nothing beats, the fastest first, of those within the limits."""
+    """Keeps the plans that nothing beats, the fastest first."""
 
-    def __init__(self, run: Run, limits: Limits, fault: Fault = no_fault, expense: Expense = COST) -> None:
+    def __init__(self, run: Run, fault: Fault = no_fault, expense: Expense = COST) -> None:
         self._run = run
         self._fault = fault
         self._expense = expense
-        self._slowest = limits.days * DAY / run.iterations
-        self._dearest = limits.cost / run.iterations
         self.plans: list[Plan] = []
         self._times, self._costs = np.zeros(0), np.full(1, math.inf)
         """Seconds of the plans, failures included, and what they take; the latter behind an infinite one."""
@@ -111,8 +115,7 @@ class Front:
         rate = self._expense.per_hour(nodes)
         assert rate is not None
         seconds = self._run.expected(nodes, bounds)
-        costs = seconds * rate / HOUR
-        return (seconds <= self._slowest) & (costs <= self._dearest) & (costs < self._cheapest_within(seconds))
+        return np.asarray(seconds * rate / HOUR < self._cheapest_within(seconds))
 
     def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
         """Always: so it has what a search on these nodes alone finds."""
@@ -124,12 +127,11 @@ class Front:
         return cheapest
 
     def add(self, plans: Sequence[Plan]) -> None:
-        within = [(self._run.seconds(plan), self._expense.known(plan, self._run), plan) for plan in plans]
-        within = [one for one in within if one[0] <= self._slowest and one[1] <= self._dearest]
-        within = [one for one in within if self._fault(one[2]) is None]
+        able = [plan for plan in plans if self._fault(plan) is None]
+        others = [(self._run.seconds(plan), self._expense.known(plan, self._run), plan) for plan in able]
         known = zip(self._times.tolist(), self._costs[1:].tolist(), self.plans, strict=True)
         kept: list[tuple[float, float, Plan]] = []
-        for one in sorted([*known, *within], key=lambda row: (*row[:2], by_time(row[2]))):
+        for one in sorted([*known, *others], key=lambda row: (*row[:2], by_time(row[2]))):
             if not kept or one[1] < kept[-1][1]:
                 kept.append(one)
         self.plans = [plan for *_, plan in kept]

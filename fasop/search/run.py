@@ -274,16 +274,16 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     expense = against(args)
     check_known(inputs.kinds, expense)
     limits = Limits(cost=args.max_cost, days=args.max_days)
-    plans, seen, tried = _front(inputs, limits, expense)
-    others = [one for ways in _means(inputs)[1:] for one in ways]
-    if not plans and others and not _front(inputs, Limits(), expense)[0]:
-        for one in others:
-            plans, seen, tried = _front(one, limits, expense)
-            if plans:
-                break
+    for one in (one for ways in _means(inputs) for one in ways):
+        every, seen, tried = _front(one, expense)
         inputs = one
+        if every:
+            break
+    else:
+        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
+    plans = limits.keep(every, inputs.run, expense)
     if not plans:
-        raise nothing_within(_front(inputs, Limits(), expense)[0], inputs.run, limits, expense)
+        raise nothing_within(every, inputs.run, limits, expense)
     shown = plans if args.pareto is First.time else plans[::-1]
     whole = f"the whole training has {plural(inputs.run.iterations, 'iteration')}"
     amount = "dollars" if expense is COST else expense.unit
@@ -309,9 +309,9 @@ def against(args: Arguments) -> Expense:
     return ENERGY if args.pareto is First.energy else COST
 
 
-def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
+def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
     """The plans, what was gone through, and on how many sets of nodes stages that differ were tried."""
-    kept = Front(inputs.run, limits, inputs.fault, expense)
+    kept = Front(inputs.run, inputs.fault, expense)
     until = time.process_time() + FRONT_S
     with bar("searching", phases=2) as progress:
         sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
@@ -326,8 +326,6 @@ def _front(inputs: Inputs, limits: Limits, expense: Expense) -> tuple[Sequence[P
             kept.add(best.plans)
         explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
         tried = _front_by_stage(inputs, sets, kept)
-    if not kept.plans and limits == Limits() and len(_means(inputs)) == 1:
-        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
     return kept.plans, seen, tried
 
 

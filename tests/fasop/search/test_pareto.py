@@ -16,7 +16,7 @@ from conf.compose import compose
 from fasop.errors import SearchError
 from fasop.search import run
 from fasop.search.arguments import Arguments, First, parse
-from fasop.search.front import COST, ENERGY, Front, Limits, kilowatts
+from fasop.search.front import COST, ENERGY, Front, kilowatts
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import DAY, HOUR, Plan, Run
@@ -52,8 +52,9 @@ def told(plans: object) -> list[tuple[float, float]]:
     return [(plan.total, COST.known(plan, ONCE)) for plan in plans]
 
 
-def test_a_front_is_what_looking_at_every_plan_finds() -> None:
+def test_a_front_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds and the floor leave out nothing that belongs to it."""
+    monkeypatch.setattr(run, "STAGES_S", -1.0)  # every plan whose stages are alike
     inputs = few()
     every = Best(100_000)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
@@ -69,8 +70,9 @@ def test_a_front_is_what_looking_at_every_plan_finds() -> None:
     assert told(list(front(inputs, Arguments(pareto=First.cost)).plans)) == found[::-1]
 
 
-def test_a_front_of_energy_is_what_looking_at_every_plan_finds() -> None:
+def test_a_front_of_energy_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the order of the nodes by power is another one than that by price."""
+    monkeypatch.setattr(run, "STAGES_S", -1.0)  # every plan whose stages are alike
     inputs = read([*WORDS, ONE_F_ONE_B, "cluster.gpus.a10.watts=70"])
     every = Best(100_000)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
@@ -121,7 +123,7 @@ def test_no_search_on_any_of_its_sets_of_nodes_beats_a_front(
     compared = 0
     for seed in seeds(fewer(3, 5)):
         training, kinds, choices = random_case(np.random.default_rng(seed))
-        kept, sets = Front(Run(iterations=1), Limits()), clusters(kinds)
+        kept, sets = Front(Run(iterations=1)), clusters(kinds)
         floors = LowerBounds(kinds)
         explore([Space(training, some, choices, floors) for some in sets], kept)
         for some in drawn(sets, 8):
