@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,18 @@ FAILED = "failed"
 
 def has_transformers() -> bool:
     """Whether the models of transformers can be made here."""
+    major = (_version("transformers") or "").partition(".")[0]
+    return _version("torch") is not None and major.isdigit() and int(major) >= OLDEST
+
+
+def _version(package: str) -> str | None:
+    """That of an installed package; else None."""
+    from importlib.metadata import PackageNotFoundError, version  # takes as long as the rest of this module
+
     try:
-        version("torch")
-        major = version("transformers").partition(".")[0]
+        return version(package)
     except PackageNotFoundError:
-        return False
-    return major.isdigit() and int(major) >= OLDEST
+        return None
 
 
 def run(module: str, words: Sequence[str] = (), given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -78,10 +83,4 @@ def _versions() -> list[str]:
     code = hashlib.sha256()
     for file in sorted((PROJECT / RANKS).rglob("*.py")):
         code.update(read_regular(file))
-    found = [code.hexdigest()]
-    for package in ("torch", "transformers"):
-        try:
-            found.append(version(package))
-        except PackageNotFoundError:
-            found.append("")
-    return found
+    return [code.hexdigest(), *(_version(package) or "" for package in ("torch", "transformers"))]

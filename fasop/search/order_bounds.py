@@ -16,7 +16,7 @@ from itertools import product
 
 import numpy as np
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.link_table import has_pairs
 from fasop.costs.training import Training
@@ -195,7 +195,7 @@ class _Units:
         amounts]: for how many there is room then, or with the largest of these. A stage of more layers than that is not
         done by `enough`, and there may be as much left as that allows beside the `least` trip."""
         fixed, layer = self.left.fixed[..., np.newaxis], self.left.layer[..., np.newaxis]
-        firsts = np.unique(fixed + np.arange(layers + 1) * layer)
+        firsts = distinct(fixed + np.arange(layers + 1) * layer)
         firsts = lasts = firsts[firsts <= max(enough - least, firsts[0])]
         if len(firsts) > AMOUNTS:
             chosen = np.linspace(0, len(firsts), AMOUNTS, endpoint=False).astype(int)

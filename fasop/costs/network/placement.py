@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Integers
+from fasop.costs.arrays import Integers, distinct
 
 
 class Use(NamedTuple):
@@ -122,7 +122,7 @@ def transfers(here: Sequence[int], there: Sequence[int], *, both_ways: bool = Fa
     sharing = sent + received if both_ways else np.maximum(sent, received)
     outside = np.flatnonzero(sharing)
     return [
-        *(Use(node, 0, 1) for node in np.unique(sources[~apart]).tolist()),
+        *(Use(node, 0, 1) for node in distinct(sources[~apart]).tolist()),
         *map(Use, outside.tolist(), repeat(1), sharing[outside].tolist()),
     ]
 
