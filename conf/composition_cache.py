@@ -103,12 +103,13 @@ def kept_parts(words: Sequence[str], folders: Sequence[Path], parts: Sequence[st
 
 
 def kept_object(kind: type[T], path: Path, make: Callable[[], T]) -> T:
-    """What `make` returns, a frozen object of a class of the schema, which depends on the content of a file alone."""
+    """What `make` returns, a frozen object of a class of the schema, which depends on the content of a file alone; one
+    whose values refer to others, such as those of the environment, is made each time."""
     try:
-        state = digest_of_file(path)
+        state, text = digest_of_file(path), path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return make()
-    entry = _entry_of([kind.__qualname__, state], [])
+    entry = None if "${" in text else _entry_of([kind.__qualname__, state], [])
     if (known := _known(entry)) is not None:
         return filled(kind, known["values"])
     made = make()

@@ -45,6 +45,8 @@ FRONT_S = 90.0
 may be the fastest."""
 SHARES_S = 5.0
 """Seconds of a front that are, at least, for plans with unequal shares."""
+BESIDE_S = 3.0
+"""Seconds of a front for the other schedules of its plans' sizes."""
 STAGES_S = 5.0
 """Seconds of a front for plans whose stages differ, on the nodes of its plans."""
 WORTH = 0.999
@@ -56,8 +58,6 @@ BOXES = (200, 0)
 PASSES = 2**13
 """Parts times micro-batches of a plan; of one with more, which takes longer to simulate, only the first one is
 proved."""
-
-
 RELIEVED = 4
 """How many plans that compute layers again are relieved, beside the first one."""
 
@@ -122,7 +122,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         least, even = seen.least, best.plans[:1]
         unlike = _spaces(inputs, sets, bounds, uneven=True)
         seen += _explore_sets(unlike, best, progress, begun)
-        look_beside([*spaces, *unlike], best)
+        look_beside([*spaces, *unlike], best, begun + LIMIT_S)
         if not best.plans and best.refused is not None:
             raise SearchError(best.refused)
         if not best.plans:
@@ -319,12 +319,13 @@ def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, 
         seen = explore(spaces, kept, progress, until)
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
         seen += explore(unlike, kept, progress, until)
+        explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
+        until = time.process_time() + BESIDE_S
         for plan in kept.plans:
             best = Best(1, inputs.fault)
             best.add([plan])
-            look_beside([*spaces, *unlike], best)
+            look_beside([*spaces, *unlike], best, until)
             kept.add(best.plans)
-        explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
         tried = _front_by_stage(inputs, sets, kept)
     return kept.plans, seen, tried
 

@@ -143,11 +143,11 @@ def explore(
     )
 
 
-def look_beside(spaces: Sequence[Space], best: Best) -> None:
+def look_beside(spaces: Sequence[Space], best: Best, until: float = np.inf) -> None:
     """Looks from the layers of the best plan at the other schedules and options of its sizes, in its node order, until
-    none is faster: what moving single layers finds depends on where it begins."""
+    none is faster: what moving single layers finds depends on where it begins. `until` is as that of `explore`."""
     before = None
-    while best.plans and best.plans[0] is not before:
+    while best.plans and best.plans[0] is not before and time.process_time() <= until:
         before = best.plans[0]
         layers = np.array([before.partition.layers]).T
         for space in spaces:

@@ -227,3 +227,14 @@ def test_a_profile_is_kept_by_its_content(tmp_path: Path, cache: Path, monkeypat
     file.write_text("models: [")
     with pytest.raises(ConfigError, match=r"mine.yaml.*not YAML"):
         read_profile(str(file))
+
+
+def test_a_profile_with_values_of_the_environment_is_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "mine.yaml"
+    text = (ROOT / "fasop" / "profiles" / "a10.yaml").read_text()
+    file.write_text(
+        "\n".join("source: ${oc.env:HERE}" if line.startswith("source:") else line for line in text.splitlines())
+    )
+    for value in ("one", "two"):
+        monkeypatch.setenv("HERE", value)
+        assert read_profile(str(file)).source == value

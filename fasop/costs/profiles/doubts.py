@@ -90,8 +90,8 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
             )
     for kind in kinds:
         yield from _unlike_links(kind)
-        if kind.profile is not None and kind.profile.gpu == kind.gpu.name:
-            yield from _unlike_rates(kind, training.model)
+    known = [kind for kind in kinds if kind.profile is not None and kind.profile.gpu == kind.gpu.name]
+    yield from dict.fromkeys(text for kind in known for text in _unlike_rates(kind, training.model))
     groups = {kind.name: kind.group for kind in kinds}
     of_pairs = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}
     yield from link_doubts(groups, of_pairs)
@@ -181,7 +181,7 @@ def _unlike_rates(kind: NodeKind, model: Model) -> Iterator[str]:
         if not low * least <= value <= high * least:
             text = (
                 f"profile {gpu.profile!r}: {what}={value:g} {unit} is {value / least:.3g} times what the peak rates of "
-                f"{gpu.name} allow ({least:.3g} {unit}), but usual is {low:g} to {high:g}"
+                f"{gpu.name} allow ({least:.3g} {unit}), but usual is {_in_words(low, high)}"
             )
             unlike[part].append((abs(math.log(value / least)), text))
 
@@ -189,7 +189,7 @@ def _unlike_rates(kind: NodeKind, model: Model) -> Iterator[str]:
     for costs in alike:
         size = (gpu, model, costs.precision, costs.tensor, costs.micro_batch_size)
         best, alone = roofline(*size, within), roofline(*size, Link(latency_s=0.0, s_per_byte=0.0))
-        for name, part in costs.parts.items():
+        for name, part in ((name, part) for name, part in costs.parts.items() if name in best):
             for key in ("forward", "backward"):
                 ms, least, unsummed = getattr(part, key), *(1e3 * getattr(one[name], key) for one in (best, alone))
                 low, high = SLOWER_THAN_PEAK
@@ -210,6 +210,10 @@ def _unlike_rates(kind: NodeKind, model: Model) -> Iterator[str]:
     for found in unlike.values():
         others = f" ({len(found) - 1} others are as unusual)" if len(found) > 1 else ""
         yield f"{max(found)[1]}{others}; check the values, their units and the rates of cluster.gpus, or measure again"
+
+
+def _in_words(low: float, high: float) -> str:
+    return f"at least {low:g}" if math.isinf(high) else f"{low:g} to {high:g}"
 
 
 def _split(alike: Sequence[ModelCosts], costs: ModelCosts, name: str, key: str) -> float | None:

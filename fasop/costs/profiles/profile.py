@@ -36,7 +36,7 @@ HELD = ("first", "last", "next")
 
 @config
 class Cost:
-    """What one micro-batch takes on one rank. Times are medians, in milliseconds. Times are medians, milliseconds."""
+    """What one micro-batch takes on one rank. Times are medians, in milliseconds."""
 
     forward: float = MISSING
     backward: float = MISSING

@@ -129,7 +129,7 @@ class Space:
                 options = product(recompute, self._choices.sharded_optimizer)
                 ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
                 least = np.min([self._bounds.of(plans, way, self.kinds) for way in ways], axis=0)
-                self.known[numbers] = np.maximum(least, self.floor)
+                self.known[numbers] = np.maximum(least, self.known[numbers])
         self._raised |= some
 
     @property

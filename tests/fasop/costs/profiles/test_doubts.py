@@ -135,3 +135,13 @@ def test_gpus_of_a_node_that_are_further_from_each_other_than_from_other_nodes_a
     assert doubt.startswith("cluster.groups.a.intra_gbit_per_s=1, but a GPU sends to other nodes with 40 Gbit/s")
     assert not [*link_doubts({"a": replace(group, intra_gbit_per_s=12.0, nics=4)}, {})]
     assert not [*link_doubts({"a": replace(group, intra_gbit_per_s=1.0, gpus_per_node=1)}, {})]
+
+
+def test_groups_that_share_a_profile_are_told_once_and_parts_of_no_model_are_left_alone() -> None:
+    kind = profiled(lambda _t, _b, name, f, back: (f, 1e-9 if name == "embedding" else back))
+    assert kind.profile is not None
+    more = [replace(one, blocks={"extra": Cost(forward=1.0, backward=2.0)}) for one in kind.profile.costs]
+    kind = replace(kind, profile=replace(kind.profile, costs=more))
+    other = replace(kind, name="others")
+    (doubt,) = doubts(Training.of(ONE), [kind, other], set())
+    assert "embedding.backward=1e-09 ms" in doubt and "but usual is at least 0.4 (" in doubt
