@@ -9,14 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 
 import conf
 from conf.schema.experiment import Gpu, Schedule
+from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
+from fasop.search.plan import Plan
 from fasop.search.run import best_plans
-from fasop.search.search import Best, explore
+from fasop.search.search import Best, SpaceSearch, explore
 from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
 from tests.support.cases import fewer
@@ -102,3 +105,34 @@ def _gpu(name: str) -> Gpu:
 def _nodes(kind: NodeKind, name: str, gpu: Gpu, count: int, gpus: int, rate: float) -> NodeKind:
     group = replace(kind.group, count=count, gpus_per_node=gpus, inter_gbit_per_s=rate)
     return replace(kind, name=name, gpu=gpu, gpus=gpus, group=group)
+
+
+class Below:
+    """Wants the plans that take no longer than so many seconds, and keeps none."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
+        return np.asarray(bounds <= self._limit)
+
+    def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
+        return True
+
+    def add(self, plans: Sequence[Plan]) -> None:
+        pass
+
+
+def test_what_is_proved_of_sizes_counts_the_options_that_were_not_worth_building() -> None:
+    left_out = 0
+    for seed in seeds(fewer(4, 20)):
+        case = random_case(np.random.default_rng(seed))
+        space = Space(*case)
+        for number in range(len(space)):
+            bounds = sorted(space.bound(option) for option in space.options(number))
+            if len(bounds) > 1 and bounds[-1] > 1.0001 * bounds[0]:
+                looked = Space(*case)
+                SpaceSearch(looked, Below((bounds[0] + bounds[-1]) / 2), np.inf).look()
+                assert looked.known[number] <= bounds[-1]
+                left_out += 1
+    assert left_out
