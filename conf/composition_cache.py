@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from conf.plain import Plain, filled
 from conf.reading.files import PREFIX
 from conf.reading.own_folders import SHIPPED
-from megatron_ext.contract.files import digest_of_file, user_cache, write_atomic
+from megatron_ext.contract.files import read_regular, user_cache, write_atomic
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -106,10 +106,11 @@ def kept_object(kind: type[T], path: Path, make: Callable[[], T]) -> T:
     """What `make` returns, a frozen object of a class of the schema, which depends on the content of a file alone; one
     whose values refer to others, such as those of the environment, is made each time."""
     try:
-        state, text = digest_of_file(path), path.read_text(encoding="utf-8")
+        content = read_regular(path)
     except (OSError, ValueError):
         return make()
-    entry = None if "${" in text else _entry_of([kind.__qualname__, state], [])
+    state = hashlib.sha256(content).hexdigest()
+    entry = None if b"${" in content else _entry_of([kind.__qualname__, state], [])
     if (known := _known(entry)) is not None:
         return filled(kind, known["values"])
     made = make()

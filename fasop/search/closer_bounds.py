@@ -75,25 +75,29 @@ def closer_least(
     spaces: Sequence[Space], enough: float, most: int = MUCH, progress: ShowProgress = no_progress
 ) -> float:
     """Seconds below which no plan of these spaces is, at most `enough`, by so much work at most."""
-    number = count()
+    number, work = count(), 0
     heap: list[tuple[float, int, Space | _Size | Bounded, int]] = []
+
+    def put(bound: float, what: Space | _Size | Bounded, step: int = 0) -> None:
+        if bound < enough:
+            heapq.heappush(heap, (bound, next(number), what, step))
+
+    def put_sizes(space: Space) -> None:
+        space.raise_known(space.known < enough)
+        for size, bound in enumerate(space.known.tolist()):
+            put(bound, _Size(space, size))
+
     for space in (space for space in spaces if space.least < enough):
-        if not space.is_bounded:
-            heap.append((space.floor, next(number), space, 0))
-            continue
-        for size, bound in enumerate(_known(space, enough)):
-            if bound < enough:
-                heap.append((bound, next(number), _Size(space, size), 0))
-    heapq.heapify(heap)
-    work = 0
+        if space.is_bounded:
+            put_sizes(space)
+        else:
+            put(space.floor, space)
     while heap and work < most:
         bound, _, what, step = heapq.heappop(heap)
         progress(work / most)
         if isinstance(what, Space):
             work += 1 + len(what) // SIZES
-            for size, of_size in enumerate(_known(what, enough)):
-                if of_size < enough:
-                    heapq.heappush(heap, (of_size, next(number), _Size(what, size), 0))
+            put_sizes(what)
             continue
         if isinstance(what, _Size):
             closer, nodes = what.closer(bound, enough)
@@ -103,8 +107,7 @@ def closer_least(
             for group in what.space.built(what.number, nodes):
                 one = Bounded.of(group, bound)
                 for column in np.nonzero(one.proved < enough)[0]:
-                    alone = one.take(np.array([column]))
-                    heapq.heappush(heap, (float(alone.proved[0]), next(number), alone, 0))
+                    put(float(one.proved[column]), one.take(np.array([column])))
         elif step < len(PROOFS) and _quick(what):
             boxes, taken = PROOFS[step]
             work += taken
@@ -113,15 +116,8 @@ def closer_least(
             closer = max(bound, proved(lines, layers, begin, boxes, enough).bound)
         else:
             return bound
-        if closer < enough:
-            heapq.heappush(heap, (closer, next(number), what, step + 1))
+        put(closer, what, step + 1)
     return heap[0][0] if heap else enough
-
-
-def _known(space: Space, enough: float) -> list[float]:
-    space.raise_known(space.known < enough)
-    found: list[float] = space.known.tolist()
-    return found
 
 
 def _quick(one: Bounded) -> bool:

@@ -150,9 +150,8 @@ class _Units:
         orders = np.array([[pair[unit % 2] for unit in range(units)] for pair in pairs])
         lines = on_nodes(one, Nodes(kinds, np.repeat(orders, together, axis=1)))
         hops = 2 * lines.mean_hop[: lines.stages - 1]
-        if has_pairs(
-            kinds
-        ):  # what nodes send each other may depend on others, and be quicker than among their own kind
+        # What nodes send each other may depend on others, and be quicker than among their own kind.
+        if has_pairs(kinds):
             hops, lines = 0 * hops, replace(lines, embedding=0 * lines.embedding)
         chains = chains_of(lines)
         hops = np.concatenate([hops, np.zeros((1, len(pairs)))]).reshape(units, -1, len(pairs))

@@ -151,9 +151,11 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
                 plans = [relief, *plans]
         if args.prove:
             plans = prove(plans, progress, inputs.fault)
-            for part in (NEARLY, 1.0):  # with less to prove, the same work goes farther
-                if least >= NEARLY * plans[0].total or part == NEARLY:
-                    least = max(least, closer_least(spaces, part * plans[0].total, progress=progress))
+            fastest = plans[0].total
+            # First less: the same work then goes farther.
+            least = max(least, closer_least(spaces, NEARLY * fastest, progress=progress))
+            if least >= NEARLY * fastest:
+                least = max(least, closer_least(spaces, fastest, progress=progress))
         else:
             if 1 - plans[0].gap < CLOSE:
                 plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=0), *plans[1:]], key=by_time)

@@ -189,8 +189,8 @@ def _unlike_rates(kind: NodeKind, model: Model) -> Iterator[str]:
     for costs in alike:
         size = (gpu, model, costs.precision, costs.tensor, costs.micro_batch_size)
         best, alone = roofline(*size, within), roofline(*size, Link(latency_s=0.0, s_per_byte=0.0))
-        for name, part in ((name, part) for name, part in costs.parts.items() if name in best):
-            for key in ("forward", "backward"):
+        for name, part in costs.parts.items():
+            for key in ("forward", "backward") if name in best else ():  # a profile may have parts of other models
                 ms, least, unsummed = getattr(part, key), *(1e3 * getattr(one[name], key) for one in (best, alone))
                 low, high = SLOWER_THAN_PEAK
                 if name.endswith("embedding") and key == "backward":
