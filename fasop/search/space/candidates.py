@@ -133,12 +133,6 @@ class Space:
         self._raised |= some
 
     @property
-    def bounds(self) -> Floats:
-        """Return what is known of all numbers once chains of waits are looked at."""
-        self.raise_known(np.ones(len(self), bool))
-        return self.known
-
-    @property
     def least(self) -> float:
         """Seconds below which no plan is, as far as it is known; infinite if there is none."""
         if not len(self):

@@ -37,7 +37,7 @@ from fasop.search.space.node_sets import clusters, step
 from fasop.tables.plans import options, plan_yaml
 from tests.support.cases import drawn
 from tests.support.fasop.plans import FP32, MEGATRON, experiment, kinds, mixed, pipelines
-from tests.support.fasop.searches import search, space
+from tests.support.fasop.searches import bounds, search, space
 
 KEYS = (
     *("tensor", "data", "pipeline", "micro_batch_size", "schedule", "chunks"),
@@ -403,7 +403,7 @@ def test_sets_of_nodes_have_the_sizes_and_bounds_that_each_has_by_itself() -> No
             own = Space(inputs.training, some, inputs.choices, uneven=uneven)
             one = Space(inputs.training, some, inputs.choices, shared, uneven=uneven)
             assert (len(one), one.floor) == (len(own), own.floor)
-            assert len(one) == 0 or one.bounds.tolist() == own.bounds.tolist()
+            assert len(one) == 0 or bounds(one).tolist() == bounds(own).tolist()
 
 
 def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:

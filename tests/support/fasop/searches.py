@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
 from fasop.search.findings.no_plan import why_no_plan
@@ -45,6 +46,12 @@ def search(of: Space, most: int) -> Best:
     best = Best(most)
     explore([of], best)
     return best
+
+
+def bounds(of: Space) -> Floats:
+    """What is known of all numbers once chains of waits are looked at."""
+    of.raise_known(np.ones(len(of), bool))
+    return of.known
 
 
 def floor(training: Training, kinds: Sequence[NodeKind]) -> float:
