@@ -14,12 +14,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks import sleeping
 from benchmarks.accuracy_cases import (
+    ALONE,
     ENGINE,
     MODULES,
     OF_SAMPLES,
@@ -28,6 +31,7 @@ from benchmarks.accuracy_cases import (
     REAL,
     REHEARSALS,
     Case,
+    Ends,
     Published,
     given_profile,
     stood_for,
@@ -67,9 +71,15 @@ class Outcome:
 
 def engine(case: Case) -> Outcome:
     """A run of the engine whose layers sleep for as long as the prediction's profile says."""
-    prediction = predict_plan(stood_for(case))
+    prediction = predict_plan(stood_for(case, ends=ends()))
     with tempfile.TemporaryDirectory() as folder:
-        return outcome(case, prediction, sleeping.run(Path(folder), case.experiment, _passes(prediction)))
+        return outcome(case, prediction, sleeping.run(Path(folder), case.experiment, _slept(case)))
+
+
+@cache
+def ends() -> Ends:
+    """What a rank does besides layers that sleep: from two runs of one rank."""
+    return _profiled(ALONE, _slept)[1]
 
 
 def computing(profile: LayerProfile) -> Callable[[Case], Outcome]:
@@ -83,33 +93,31 @@ def computing(profile: LayerProfile) -> Callable[[Case], Outcome]:
     return run
 
 
-def profiled(few: Case, many: Case) -> LayerProfile:
-    """What a layer takes on a core of this machine, and what the rest of the model does: from two runs of one rank.
+def profiled(alone: Sequence[Case]) -> LayerProfile:
+    """What a layer takes on a core of this machine, and what the rest of the model does: from two runs of one rank."""
+    layer, rest = _profiled(alone, lambda _: None)
+    return given_profile(alone[0].experiment, "local", layer, rest)
 
-    What takes the same with few and with many layers is the head's.
+
+def _profiled(alone: Sequence[Case], passes: Callable[[Case], Sequence[Pass] | None]) -> tuple[Cost, Ends]:
+    """A layer's milliseconds, and the rest: what takes the same with few and with many layers.
 
     Raises:
         SystemExit: the runs tell nothing, for others wanted the cores, too.
     """
     times = []
-    for case in (few, many):
+    for case in alone:
         with tempfile.TemporaryDirectory() as folder:
-            times.append(measure(sleeping.run(Path(folder), case.experiment, None)).stages[0])
-    layers = [case.experiment.model.layers for case in (few, many)]
+            times.append(measure(sleeping.run(Path(folder), case.experiment, passes(case))).stages[0])
+    layers = [case.experiment.model.layers for case in alone]
     each = [_slope(layers, [part(of) for of in times]) for part in PARTS]
     rest = [part(times[0]) - layers[0] * one for part, one in zip(PARTS, each, strict=True)]
-    experiment = many.experiment
     if min(*each, *rest[:2]) <= 0:
         raise SystemExit(
             f"this machine is too busy to be profiled (load {os.getloadavg()[0]:.1f}): try when it is quiet"
         )
-    return given_profile(
-        experiment,
-        "local",
-        Cost(forward=each[0] * 1e3, backward=each[1] * 1e3),
-        Cost(forward=rest[0] * 1e3, backward=rest[1] * 1e3),
-        each[2] * 1e9 / layer_parameters(experiment.model, 1),
-    )
+    layer, outside = (Cost(forward=of[0] * 1e3, backward=of[1] * 1e3) for of in (each, rest))
+    return layer, Ends(pass_ms=outside, optimizer_ns=each[2] * 1e9 / layer_parameters(alone[0].experiment.model, 1))
 
 
 PARTS: tuple[Callable[[MeasuredStage], float], ...] = (
@@ -123,9 +131,9 @@ def _slope(layers: Sequence[int], seconds: Sequence[float]) -> float:
     return (seconds[1] - seconds[0]) / (layers[1] - layers[0])
 
 
-def _passes(prediction: Prediction) -> list[Pass]:
-    """Returns them for each virtual stage."""
-    times = prediction.durations.times
+def _slept(case: Case) -> list[Pass]:
+    """What the layers of each virtual stage are to sleep."""
+    times = predict_plan(stood_for(case)).durations.times
     return [
         Pass(forward=of.forward[chunk], backward=of.backward[chunk])
         for chunk in range(len(times[0].forward))
@@ -214,7 +222,16 @@ def told(outcomes: Sequence[Outcome]) -> list[str]:
     return rows
 
 
-def written(page: str, parts: Mapping[str, Sequence[Outcome]]) -> str:
+def awake(ends: Ends) -> str:
+    """A sentence of the page."""
+    passes = f"{ends.pass_ms.forward:.3f} ms forward and {ends.pass_ms.backward:.3f} ms backward"
+    return (
+        f"Besides sleeping, a rank alone took {passes} for a micro-batch, and {ends.optimizer_ns:.2f} ns for a "
+        "parameter in the optimizer."
+    )
+
+
+def written(page: str, parts: Mapping[str, Sequence[Outcome]], ends: Ends) -> str:
     """The page with new tables; what is around them stays.
 
     A part lies between `<!-- NAME -->` and `<!-- end -->`.
@@ -227,8 +244,13 @@ def written(page: str, parts: Mapping[str, Sequence[Outcome]]) -> str:
         _, end, after = rest.partition("<!-- end -->")
         if not begin or not end:
             raise ValueError(f"the page has no part <!-- {name} --> … <!-- end -->")
+        facts = [f"{summary(outcomes)}."]
+        if name != "published":
+            facts.append(_circumstances(outcomes))
+        if name == "engine":
+            facts.append(awake(ends))
         lines = [
-            f"{summary(outcomes)}.{_circumstances(outcomes) if name != 'published' else ''}",
+            *textwrap.wrap(" ".join(facts), 120),
             "",
             *told(outcomes),
             "",
@@ -241,7 +263,7 @@ def _circumstances(outcomes: Sequence[Outcome]) -> str:
     loads = [one.load for one in outcomes]
     first = ", before all other processes (SCHED_FIFO)" if os.sched_getscheduler(0) == os.SCHED_FIFO else ""
     return (
-        f" {os.cpu_count()} cores, Python {platform.python_version()}, load {min(loads):.1f} to {max(loads):.1f} (the "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, load {min(loads):.1f} to {max(loads):.1f} (the "
         f"runs' own included){first}."
     )
 
@@ -275,7 +297,7 @@ def main() -> int:
         )
     slept = measured(ENGINE, engine, only)
     chosen = any(only in case.name for case in REAL)
-    computed = measured(REAL, computing(profiled(*PROFILED)), only) if chosen else []
+    computed = measured(REAL, computing(profiled(PROFILED)), only) if chosen else []
     modules = [one for model, cases in MODULES.items() for one in of_module(model, cases, only)]
     rehearsed = measured(REHEARSALS, launched, only)
     others = [published(known) for known in PUBLISHED]
@@ -290,6 +312,7 @@ def main() -> int:
                     "rehearsed": rehearsed,
                     "published": others,
                 },
+                ends(),
             )
         )
         print(f"written to {PAGE}")

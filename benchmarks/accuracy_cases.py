@@ -49,6 +49,10 @@ def _sleeping(name: str, sizes: str, nodes: str, partition: str, *more: str, bat
     return Case(name=name, overrides=overrides, nodes=nodes, slow_motion=slow_motion)
 
 
+ALONE = tuple(
+    _sleeping(f"{layers} layers", "1x1x1", "slow", str(layers), f"model.layers={layers}", batch=8) for layers in (2, 16)
+)
+"""Cases of one rank, whose ends tell of those of all others."""
 ZB_H1 = "parallel.schedule=zb_h1"
 INTERLEAVED = ("parallel.schedule=interleaved", "parallel.chunks=2")
 ENGINE = (
@@ -76,10 +80,23 @@ ENGINE = (
 )  # fmt: skip
 
 
-def stood_for(case: Case, measured: LayerProfile | None = None) -> PlacedTraining:
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """What a rank does besides its layers: Python and the ends of the model for a micro-batch, and the optimizer."""
+
+    pass_ms: Cost
+    optimizer_ns: float | None
+    """For each parameter; None: as configured for this machine."""
+
+
+NOTHING = Cost(forward=0.001, backward=0.001)
+NO_ENDS = Ends(pass_ms=NOTHING, optimizer_ns=None)
+
+
+def stood_for(case: Case, measured: LayerProfile | None = None, ends: Ends = NO_ENDS) -> PlacedTraining:
     """What a run on this machine is predicted as: GPUs of one or two types, on nodes with equally many ranks.
 
-    `measured` is the profile of all of them; without, layers sleep.
+    `measured` is the profile of all of them; without, layers sleep, and `ends` are awake.
     """
     experiment = case.experiment
     names = case.nodes.split("+")
@@ -91,7 +108,7 @@ def stood_for(case: Case, measured: LayerProfile | None = None) -> PlacedTrainin
             group=replace(group, gpus_per_node=gpus),
             gpu=replace(experiment.cluster.gpus[group.gpu], name=name),
             gpus=gpus,
-            profile=measured or given_profile(experiment, name, _layer(name, case.slow_motion)),
+            profile=measured or given_profile(experiment, name, _layer(name, case.slow_motion), ends),
         )
         for name in names
     ]
@@ -103,13 +120,7 @@ def _layer(name: str, slow_motion: int) -> Cost:
     return Cost(forward=slow_motion * cost.forward, backward=slow_motion * cost.backward)
 
 
-NOTHING = Cost(forward=0.001, backward=0.001)
-"""What the ends of a model as small as this take."""
-
-
-def given_profile(
-    experiment: Experiment, name: str, layer: Cost, head: Cost = NOTHING, optimizer_ns: float | None = None
-) -> LayerProfile:
+def given_profile(experiment: Experiment, name: str, layer: Cost, ends: Ends = NO_ENDS) -> LayerProfile:
     model, precision = experiment.model, experiment.train.precision
     costs = ModelCosts(
         model=model.name,
@@ -118,14 +129,14 @@ def given_profile(
         precision=precision,
         embedding=NOTHING,
         layer=layer,
-        head=head,
+        head=ends.pass_ms,
     )
     return LayerProfile(
         gpu=name,
         source="benchmarks.accuracy",
         models={model.name: Shape.of(model)},
         costs=[costs],
-        optimizer_ns_per_parameter={} if optimizer_ns is None else {precision: optimizer_ns},
+        optimizer_ns_per_parameter={} if ends.optimizer_ns is None else {precision: ends.optimizer_ns},
     )
 
 
