@@ -85,6 +85,7 @@ lint: .venv/dev.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 # $(call install,PACKAGES,TESTS): as root, says which of Debian's packages it installs, and installs them. Otherwise they
 # must be there already; the tests say what they skip.

@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     text, told = FAULTY[fault]
     (tmp_path / "model").mkdir()
     path = tmp_path / "model/mine.yaml"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())  # type: ignore[attr-defined]
     words = [f"--config-dir={tmp_path}", "model=mine"] if by == "folder" else [f"model={path}"]
     with pytest.raises(ConfigError, match=re.escape(told.replace("{path}", str(path)))) as caught:
         compose(words)

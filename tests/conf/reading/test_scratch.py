@@ -66,7 +66,7 @@ def test_a_folder_that_was_just_made_is_left_alone(temporary: Path, monkeypatch:
         folder.mkdir()
     os.utime(old, (time.time() - 100,) * 2)
     with Scratch() as folder:
-        assert folder.path.is_dir()
+        assert folder.path.is_dir()  # type: ignore[attr-defined]
     assert list(temporary.iterdir()) == [young]
 
 
@@ -78,6 +78,6 @@ def test_nothing_of_another_user_and_nothing_behind_a_link_is_cleared(temporary:
     os.chown(foreign, NOBODY, NOBODY)
     (temporary / f"{PREFIX}link").symlink_to(kept)
     with Scratch() as folder:
-        assert folder.path.is_dir()
+        assert folder.path.is_dir()  # type: ignore[attr-defined]
     assert foreign.is_dir()
     assert kept.is_dir()

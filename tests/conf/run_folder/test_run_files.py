@@ -121,11 +121,11 @@ class _Stale:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._file.close()  # type: ignore[attr-defined]
 
     def read(self, most: int) -> bytes:
         fail(self._errors)
-        return self._file.read(most)
+        return self._file.read(most)  # type: ignore[attr-defined]
 
 
 def fail(errors: list[OSError]) -> None:

@@ -34,7 +34,7 @@ def made(runs: Path, name: str, config: str = "a", now: datetime = NOW, job: str
 
 
 def create_some(runs: Path, names: multiprocessing.Queue, start: multiprocessing.Event) -> None:
-    start.wait(PATIENCE_S)
+    start.wait(PATIENCE_S)  # type: ignore[attr-defined]
     for _ in range(20):
         names.put(RunDir.create(runs, "tiny", "same", NOW).name)
 

@@ -73,7 +73,7 @@ def test_links_that_are_occupied_for_a_part_of_a_message_are_free_when_the_repla
     passes, hops = random.random((2, parts, many)), longest * random.random((2, stages, many))
     busy, begin = hops * random.random((2, stages, many)), random.random((stages, many))
     out = random.random(stages) < random.choice([0.0, 0.5, 1.0]) if stages != 2 else np.ones(2, bool)
-    times, traffic = Times(*passes, *hops, begin), Traffic(*busy, out)
+    times, traffic = Times(*passes, *hops, begin), Traffic(*busy, out)  # type: ignore[call-arg]
     after = random.random((stages, many))
     found, why = ends(name, micro_batches, times, traffic), longest_path(name, micro_batches, times, after, traffic)
     with uncompiled():
@@ -136,7 +136,7 @@ def test_megatrons_interleaved_stages_wait_for_both_ends_of_a_message(
     """Beside a replay of one pipeline in plain Python, and in the order of passes of the schedule."""
     random, parts = np.random.default_rng(seed), stages * chunks
     passes, hops = random.random((2, parts, 2)), 10.0 ** random.integers(-2, 2) * random.random((2, stages, 2))
-    times, after = Times(*passes, *hops, random.random((stages, 2))), random.random((stages, 2))
+    times, after = Times(*passes, *hops, random.random((stages, 2))), random.random((stages, 2))  # type: ignore[call-arg]
     found, why = blocking.ends(micro_batches, times), blocking.longest(micro_batches, times, after)
     lists = as_json(schedule("interleaved", stages, chunks, micro_batches), chunks, micro_batches)
     for number in range(2):

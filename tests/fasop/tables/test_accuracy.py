@@ -143,15 +143,15 @@ def test_a_run_says_which_term_is_off_and_calibrates_the_next_search(
     assert asdict(factors) == pytest.approx(asdict(Factors(forward=1.5, messages=3.0)), rel=1e-3)
     assert main([*words, f"calibration={file}"]) == 0
     told = capsys.readouterr()
-    assert "no term changes the prediction by more than 1%" in told.out
-    assert "(calibrated: node groups gpu2, by xl/one)" in told.err
+    assert "no term changes the prediction by more than 1%" in told.out  # type: ignore[attr-defined]
+    assert "(calibrated: node groups gpu2, by xl/one)" in told.err  # type: ignore[attr-defined]
     searched = ["search", "cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "train.precision=fp16"]
     searched += ["parallel=single", "parallel.global_batch_size=8", "top=1"]
     assert main([*searched, f"calibration={file}"]) == 0
     told = capsys.readouterr()
-    assert "(calibrated: node groups gpu2, by xl/one)" in told.err
+    assert "(calibrated: node groups gpu2, by xl/one)" in told.err  # type: ignore[attr-defined]
     assert main(searched) == 0
-    times = [float(out.split(" ms")[0].split()[-1]) for out in (told.out, capsys.readouterr().out)]
+    times = [float(out.split(" ms")[0].split()[-1]) for out in (told.out, capsys.readouterr().out)]  # type: ignore[attr-defined]
     assert times[0] > 1.1 * times[1]
     assert one.parallel.pipeline == 4
 

@@ -77,13 +77,13 @@ class Defined(nn.Module):
         weights, model = dict(zip(self._names, self._held, strict=True)), self._model
         word = weights["embedding.word"]
         x = word[tokens]
-        x = x * self._mask("embedding.word", model.embedding_dropout, 1, number, tokens)
-        x = self._locked(x, "embedding", model.input_dropout, number)
+        x = x * self._mask("embedding.word", model.embedding_dropout, 1, number, tokens)  # type: ignore[attr-defined]
+        x = self._locked(x, "embedding", model.input_dropout, number)  # type: ignore[attr-defined]
         for layer in range(model.layers):
             of = {name.rpartition(".")[2]: one for name, one in weights.items() if name.startswith(f"layers.{layer}.")}
             between = of["weight_hh_l0"]
             width = between.shape[1]
-            gates = self._mask(f"layers.{layer}.lstm", model.weight_dropout, width, number[:1], torch.arange(4 * width))
+            gates = self._mask(f"layers.{layer}.lstm", model.weight_dropout, width, number[:1], torch.arange(4 * width))  # type: ignore[attr-defined]
             between = between * gates[0]
             h = c = torch.zeros(len(x), width)
             steps = []
@@ -93,7 +93,7 @@ class Defined(nn.Module):
                 c = forget.sigmoid() * c + let_in.sigmoid() * new.tanh()
                 h = out.sigmoid() * c.tanh()
                 steps.append(h)
-            rate = model.output_dropout if layer == model.layers - 1 else model.hidden_dropout
+            rate = model.output_dropout if layer == model.layers - 1 else model.hidden_dropout  # type: ignore[attr-defined]
             x = self._locked(torch.stack(steps, 1), f"layers.{layer}", rate, number)
         logits: Tensor = x @ weights.get("head.word", word).T + weights["head.bias"]
         return logits[..., :VOCAB]

@@ -209,7 +209,7 @@ def test_an_adapters_files_are_those_that_peft_saves(saved: str, tmp_path: Path)
     assert config == {**USUAL, **named}
     found = {name: tuple(one.shape) for name, one in load_file(tmp_path / "adapter_model.safetensors").items()}
     expected = {}
-    for inner, (layers, taken, given) in matrices.items():
+    for inner, (layers, taken, given) in matrices.items():  # type: ignore[attr-defined]
         for layer in layers:
             name = f"base_model.model.model.layers.{layer}.{inner}"
             expected |= {f"{name}.lora_A.weight": (2, taken), f"{name}.lora_B.weight": (given, 2)}

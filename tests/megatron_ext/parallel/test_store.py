@@ -206,7 +206,7 @@ def test_a_rank_tells_nothing_to_a_false_store(tmp_path: Path) -> None:
         thread = threading.Thread(target=false_store)
         thread.start()
         with pytest.raises(StoreError, match="another program listens there"):
-            AuthenticatedStore(*listening.getsockname(), TOLD, SHORT)
+            AuthenticatedStore(*listening.getsockname(), TOLD, SHORT)  # type: ignore[call-arg]
         thread.join(5)
     assert TOLD not in heard[0]
     assert heard[1] == b""

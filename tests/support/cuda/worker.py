@@ -35,7 +35,7 @@ sys.path += filter(None, [os.environ.get("BESIDE")])  # behind the CUDA build's 
 
 
 def marked(of: type) -> None:
-    step = of.step
+    step = of.step  # type: ignore[attr-defined]
 
     def between_marks(self: Any, iteration: int, *args: Any, **kwargs: Any) -> Any:
         MACHINE.standin_mark(f"peak {torch.cuda.max_memory_allocated()}".encode())
@@ -46,7 +46,7 @@ def marked(of: type) -> None:
             MACHINE.standin_mark(f"peak {torch.cuda.max_memory_allocated()}".encode())
             MACHINE.standin_mark(f"end {iteration}".encode())
 
-    of.step = between_marks
+    of.step = between_marks  # type: ignore[attr-defined]
 
 
 def marked_loading() -> None:

@@ -15,7 +15,7 @@ from conf.schema.profile import Tracker
 if TYPE_CHECKING:  # their imports take 2 CPU seconds of every process of the tests
     from mlflow import MlflowClient
     from mlflow.entities import Run
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 Found = dict[str, list[tuple[int, float]]]
 BLOCK = 1 << 15
@@ -49,7 +49,7 @@ def in_wandb(run: RunDir) -> Found:
 
 
 def offline_records(run: RunDir) -> Iterator[Record]:
-    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
     for path in sorted((run.path / "wandb").glob("offline-run-*/run-*.wandb")):
         for text in _log_records(path):

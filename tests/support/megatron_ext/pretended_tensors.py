@@ -73,7 +73,7 @@ def device_of(tensor: Tensor) -> torch.device | None:
 
 def put(tensor: Tensor, device: torch.device) -> None:
     with torch._C.DisableTorchFunction():
-        tensor.untyped_storage().pretended_device = device
+        tensor.untyped_storage().pretended_device = device  # type: ignore[attr-defined]
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:
@@ -248,7 +248,7 @@ class Calls(TorchFunctionMode):
             raise RuntimeError(f"cannot pin a tensor on {device_of(tensor)}: only dense CPU tensors can be pinned")
         with self._gpus.trust():
             pinned = tensor.clone()
-            pinned.untyped_storage().pretended_pinned = True
+            pinned.untyped_storage().pretended_pinned = True  # type: ignore[attr-defined]
         put(pinned, CPU)
         return pinned
 

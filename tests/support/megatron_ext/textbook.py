@@ -75,7 +75,7 @@ def islands(plan: Plan, corpus: Path, sizes: Sequence[int]) -> tuple[np.ndarray,
             loss = loss_of(model, torch.from_numpy(numbers))
             loss.backward()
             if train.clip_grad:
-                torch.nn.utils.clip_grad_norm_(list(model.parameters()), train.clip_grad)
+                torch.nn.utils.clip_grad_norm_(list(model.parameters()), train.clip_grad)  # type: ignore[attr-defined]
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(iteration - 1, train)
             optimizer.step()
@@ -87,17 +87,17 @@ def islands(plan: Plan, corpus: Path, sizes: Sequence[int]) -> tuple[np.ndarray,
                     weight.grad = weight - sum(part * one for part, one in zip(parts, own, strict=True))
                 outer.step()
                 for model in models:
-                    for weight, one in zip(common.parameters(), model.parameters(), strict=True):
+                    for weight, one in zip(common.parameters(), model.parameters(), strict=True):  # type: ignore[attr-defined]
                         one.copy_(weight)
     state = {f"weights/{name}": value for name, value in common.state(lambda p: p.detach()).items()}
     if train.outer_momentum:
         kept = common.state(lambda p: outer.state[p]["momentum_buffer"])
         state.update({f"outer_momentum/{name}": value for name, value in kept.items()})
     for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
-        own = {"island": model.state(lambda p: p.detach())}
+        own = {"island": model.state(lambda p: p.detach())}  # type: ignore[attr-defined]
         for kind, moment in zip(KINDS[train.optimizer], _KEPT[train.optimizer], strict=True):
-            own[kind] = model.state(lambda p, moment=moment, kept=optimizer.state: kept[p][moment])
-        for kind, values in own.items():
+            own[kind] = model.state(lambda p, moment=moment, kept=optimizer.state: kept[p][moment])  # type: ignore[attr-defined]
+        for kind, values in own.items():  # type: ignore[attr-defined]
             for name, value in values.items():
                 block, _, inner = name.partition(".")
                 part = f"{block}.island-{number:05d}" if number else block

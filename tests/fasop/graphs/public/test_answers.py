@@ -130,7 +130,7 @@ def test_with_sync_max_the_longer_of_computing_and_summing_counts(seed: int) -> 
     chance = random.Random(seed)
     machines, rate, count = 2 + seed % 4, 1e9, 5
     nodes = [
-        node(f"n{i}", *(chance.uniform(1, 9) for _ in "fb"), chance.uniform(0, 9e6), chance.uniform(0, 2e7), before)
+        node(f"n{i}", *(chance.uniform(1, 9) for _ in "fb"), chance.uniform(0, 9e6), chance.uniform(0, 2e7), before)  # type: ignore[call-arg]
         for i, before in enumerate([(), *((f"n{i}",) for i in range(count - 1))])
     ]
 

@@ -68,7 +68,7 @@ def theirs(config: ModelConfig) -> Any:
         "original_max_position_embeddings": 8192,
     }
     return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
+        transformers.LlamaConfig(  # type: ignore[call-arg]
             vocab_size=config.vocab_size,
             hidden_size=config.hidden,
             intermediate_size=config.inner,

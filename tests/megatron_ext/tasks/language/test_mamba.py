@@ -53,9 +53,9 @@ def test_logits_and_gradients_are_those_of_transformers(tmp_path: Path, corpus: 
         vocab_size=VOCAB,
         hidden_size=model.hidden,
         num_hidden_layers=model.layers,
-        state_size=model.mamba_state_dim,
-        expand=model.mamba_expand,
-        conv_kernel=model.mamba_conv_kernel,
+        state_size=model.mamba_state_dim,  # type: ignore[attr-defined]
+        expand=model.mamba_expand,  # type: ignore[attr-defined]
+        conv_kernel=model.mamba_conv_kernel,  # type: ignore[attr-defined]
         time_step_rank=rank,
         layer_norm_epsilon=model.norm_epsilon,
         tie_word_embeddings=not model.untie_embeddings_and_output_weights,

@@ -58,7 +58,7 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(task, "samples", masked_samples)
     # Weights ten times as large, so that it matters which GELU a layer has, and which tokens are seen.
     draw = language_task.draw
-    monkeypatch.setattr(language_task, "draw", lambda *rest: draw(*rest[:6], 10.0 * rest[6], *rest[7:]))
+    monkeypatch.setattr(language_task, "draw", lambda *rest: draw(*rest[:6], 10.0 * rest[6], *rest[7:]))  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("model", MODELS)
