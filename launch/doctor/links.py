@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from conf.schema.experiment import Experiment
 from conf.schema.values.links import KEY, pairs
 from conf.visible import plural
+from fasop.costs.hardware_doubts import node_doubts
 from fasop.costs.network.link_doubts import link_doubts
 from fasop.costs.network.links import transfer_s
 from fasop.costs.sizes import activation_bytes
@@ -50,6 +51,8 @@ def links(experiment: Experiment, nodes: Sequence[NodeFindings]) -> Iterator[Che
     cluster = experiment.cluster
     for doubt in link_doubts(cluster.groups, pairs(cluster.links, cluster.groups)):
         yield Check(level=Level.warning, where="cluster.links", what="links between nodes", text=doubt)
+    for doubt in node_doubts(cluster.groups, {name: cluster.gpus[own.gpu] for name, own in cluster.groups.items()}):
+        yield Check(level=Level.warning, where="cluster", what="figures of nodes", text=doubt)
 
 
 def measured(nodes: Sequence[NodeFindings]) -> list[Path]:

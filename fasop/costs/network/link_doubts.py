@@ -1,4 +1,4 @@
-"""What is hard to believe of a table of links between pairs of node groups."""
+"""What is hard to believe of links between nodes, and of a table of links between pairs of node groups."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from itertools import combinations
 
 from conf.schema.experiment import NodeGroup
 from conf.schema.values.links import KEY, PairLink
+from fasop.costs.hardware_doubts import latency_doubts
 
 OTHER = 2.0
 """How many times directions may differ, or a pair may be faster than its groups' own links."""
+UNLIKE = 500.0
+"""How many times faster the nodes of one group may send than those of another."""
+LEAST_GBIT_PER_S = 1e-3
 
 
 def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str], PairLink]) -> Iterator[str]:
@@ -23,6 +27,13 @@ def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str],
                 f"with {card:g} Gbit/s (inter_gbit_per_s={group.inter_gbit_per_s:g}, nics={group.nics}); check both "
                 f"values, or measure again"
             )
+    rates = {name: group.inter_gbit_per_s for name, group in groups.items()}
+    slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+    if rates[fast] > UNLIKE * rates[slow]:
+        yield (
+            f"cluster.groups.{slow}.inter_gbit_per_s={rates[slow]:g}, but {fast} has {rates[fast]:g}; check both "
+            f"values and their units"
+        )
     if any(row != column for row, column in links):
         for pair in combinations(groups, 2):
             if pair not in links:
@@ -34,6 +45,8 @@ def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str],
                 )
     for (row, column), link in links.items():
         rate, back = _rate(link), _rate(links[column, row])
+        if link.latency_us is not None:
+            yield from latency_doubts(f"{KEY}.{row}.{column}.latency_us", link.latency_us, rate)
         if rate is None:
             continue
         own, _ = _own(groups, (row, column))
@@ -42,6 +55,8 @@ def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str],
                 f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s and {KEY}.{column}.{row} {back:g}: most networks are "
                 f"equal in both directions; check both values, or measure again"
             )
+        if rate < LEAST_GBIT_PER_S:
+            yield f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s, less than a telephone line; check the unit, Gbit/s"
         if rate > OTHER * own:
             yield (
                 f"{KEY}.{row}.{column} has up to {rate:g} Gbit/s, but a node's own link (inter_gbit_per_s) has "

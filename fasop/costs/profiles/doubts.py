@@ -14,6 +14,7 @@ from itertools import pairwise
 from conf.schema.cluster import CPU
 from conf.schema.experiment import EngineKind, Model
 from fasop.costs.hardware import NodeKind
+from fasop.costs.hardware_doubts import node_doubts
 from fasop.costs.layers import Basis, why_not_measured
 from fasop.costs.network import links
 from fasop.costs.network.collectives import Exchange
@@ -93,6 +94,7 @@ def doubts(training: Training, kinds: Sequence[NodeKind], bases: Collection[Basi
     known = [kind for kind in kinds if kind.profile is not None and kind.profile.gpu == kind.gpu.name]
     yield from dict.fromkeys(text for kind in known for text in _unlike_rates(kind, training.model))
     groups = {kind.name: kind.group for kind in kinds}
+    yield from node_doubts(groups, {kind.name: kind.gpu for kind in kinds})
     of_pairs = {(kind.name, name): link for kind in kinds for name, link in kind.links.items() if name in groups}
     yield from link_doubts(groups, of_pairs)
 
@@ -197,7 +199,8 @@ def _unlike_rates(kind: NodeKind, model: Model) -> Iterator[str]:
                     high = math.inf  # its gradient is as large as the vocabulary
                 compare(name, f"{costs}: {name}.{key}", ms, unsummed if ms < least else least, (low, high), "ms")
                 split = _split(alike, costs, name, key)
-                if split is not None and ms > SLOWER_SPLIT * (split + least - unsummed):
+                slower = SLOWER_SPLIT * (2 if gpu.is_cpu else 1)
+                if split is not None and ms > slower * (split + least - unsummed):
                     yield (
                         f"profile {gpu.profile!r}: {costs}: {name}.{key}={ms:g} ms, but by its times without a tensor "
                         f"group it would take {split:.3g} ms, and sums of {least - unsummed:.3g} ms by cluster.groups."

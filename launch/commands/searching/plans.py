@@ -91,6 +91,7 @@ CANDIDATES = 30
 
 def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequence[str]) -> int:
     """Prints the plans by the longest iteration that a slower part of their nodes can make."""
+    from fasop.costs.profiles.doubts import doubts
     from fasop.search.robustness import by_worst_case
     from fasop.search.run import best_plans
     from fasop.tables.plans import ranking
@@ -105,6 +106,7 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
     more = [[f"{one.worst.seconds * 1e3:.1f} ms", f"+{one.loss:.1%}", one.worst.what] for one in shown]
     head = [*head, "worst case", "adds", f"{args.robust:.0%} slower"]
     print_table(head, [[*row, *own] for row, own in zip(rows, more, strict=True)])
+    remark(*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}))
     others = "the next plans of the search are slower than the first one's worst case as they are"
     if len(rated) == len(candidates) and candidates[-1].total < rated[0].worst.seconds:
         others = f"plans behind the {len(candidates)} fastest were not rated"
@@ -203,12 +205,14 @@ def _write(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequen
 
 def _by_end(args: Arguments, inputs: Inputs, command: str) -> int:
     """Prints the plans by when their trainings would end, waiting for nodes included."""
+    from fasop.costs.profiles.doubts import doubts
     from fasop.tables.plans import plan_yaml
     from launch.commands.searching.queue import print_choices, rank_by_end
 
     now = time.time()
     choices = rank_by_end(inputs, args)
     print_choices(choices, now)
+    remark(*doubts(inputs.training, inputs.kinds, {choice.plan.basis for choice in choices}))
     print("waits are Slurm's estimates, which change with what others submit and how early jobs end", file=sys.stderr)
     if args.plan is not None:
         path = plan_path(args.plan)
