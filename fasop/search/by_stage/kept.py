@@ -4,18 +4,28 @@ numbers of layers again: each as little on its GPUs as they need, and no less.""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema.values.partition import Partition
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.amounts import GIB
+from fasop.costs.parallelism import Parallelism
+from fasop.search.by_stage.bounds import FAR
+from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.simulation.memory_of_stages import HeldOnKind, held_on_kinds
 from fasop.simulation.predict import predict_plan
-from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
+from fasop.simulation.ranks.columns import ColumnReplay
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns
 from megatron_ext.contract.parallel_config import SCATTERED, Offload, Recompute
 
 Kept = tuple[int, Offload, Recompute]
@@ -27,13 +37,13 @@ SWEEPS = 2
 def relieved(
     plan: Plan, until: float, *, shares: bool = True, offloads: bool = True, recomputes: bool = True
 ) -> Plan | None:
-    """Return the plan with the same layout whose stages share out, offload and compute again only what makes it faster
-    or lets it fit; None if none is faster.
+    """Return the plan of the same sizes whose stages share out, offload and compute again only what makes it faster or
+    lets it fit; None if none is faster.
 
     Memory is each stage's own, so that what a stage may keep does not depend on the others. At first each stage takes
     what is fastest in all of them of what it has room for; from there, and from the plan on, one stage after another
     takes what makes an iteration shortest. Of the layers of a stage, the fewest that its memory needs are computed
-    again.
+    again; then layers move between stages as long as that is faster.
 
     Args:
         shares: whether stages may share out less than the plan says.
@@ -64,15 +74,23 @@ def relieved(
                 if time.process_time() <= until and seconds(kept) < seconds(found_here):
                     found_here = kept
         best = min(best, found_here, key=seconds)
+    table = None
+    if not (parallel.schedule.definition.has_chunks or plan.training.shares_by_memory) and plan.training.blocks.alike:
+        table = _LayersTable.of(plan, best, fewer)
+        layers = table.shortest(plan.partition.layers, until)
+        best = tuple((*of_stage[:2], way) for of_stage, way in zip(best, table.ways(layers), strict=True))
+        training = replace(plan.training, parallel=replace(parallel, partition=layers))
+        plan = replace(plan, training=training, partition=Partition(layers))
     if len({*best}) == 1 and best[0][2] is whole[2]:  # which the search has gone through with all its partitions
         return None
     found = _with(plan, best)
     predicted = predict_plan(found)
+    floor = min(_of_work(plan), predicted.iteration_s)
     return replace(
         found,
         total=predicted.iteration_s,
         known_parts=predicted.parts,
-        bound=min(_floor(plan), predicted.iteration_s),
+        bound=floor if table is None else table.floor(floor, predicted.iteration_s),
         basis=predicted.basis,
         pipelines=None,
     )
@@ -134,14 +152,14 @@ def _fits(plan: Plan) -> list[bool]:
     parallel = plan.training.parallel
     alike = [plan.training] * parallel.pipeline
     trainings = alike if parallel.alike else HeterogeneousStages(plan).trainings
-    return [all(map(_has_room, kinds)) for kinds in held_on_kinds(plan, trainings)]
+    return [all(_has_room(one, one.layers) for one in kinds) for kinds in held_on_kinds(plan, trainings)]
 
 
-def _has_room(held: HeldOnKind) -> bool:
-    return held.memory.of(held.layers) <= held.kind.gpu.memory_gib * GIB
+def _has_room(held: HeldOnKind, layers: int) -> bool:
+    return held.memory.of(layers) <= held.kind.gpu.memory_gib * GIB
 
 
-def _floor(plan: Plan) -> float:
+def _of_work(plan: Plan) -> float:
     """Seconds below which no plan of these sizes is, whatever its stages keep."""
     parallel = plan.training.parallel
     training = replace(plan.training, parallel=replace(parallel, offload=Offload.none))
@@ -149,3 +167,88 @@ def _floor(plan: Plan) -> float:
     counts = {name: sum(node.name == name for node in plan.nodes) for name in kinds}
     used = [replace(kind, group=replace(kind.group, count=counts[name])) for name, kind in kinds.items()]
     return LowerBounds(used).of_work([training], [Recompute.none], used)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LayersTable:
+    """What stages take with every number of layers, if each computes the fewest of them again that its memory needs."""
+
+    parallel: Parallelism
+    fewer: Sequence[Recompute]
+    columns: list[RankColumns]
+    """What each rank takes at least, [layers + 1]; `FAR` where so many layers never fit."""
+    fewest: Integers
+    """[stages, layers + 1]: the place in `fewer` of the first one that fits; their number where none does."""
+
+    @classmethod
+    def of(cls, plan: Plan, kept: Sequence[Kept], fewer: Sequence[Recompute]) -> _LayersTable:
+        """The stages share out and offload what is `kept`."""
+        parallel, numbers = plan.training.parallel, range(plan.training.blocks.layers + 1)
+        layout, amounts = parallel.layout, np.tile(numbers, (parallel.pipeline, 1))
+        found: dict[tuple[int, str], list[RankColumns]] = {}
+        fewest = np.full(amounts.shape, len(fewer))
+        for number, recompute in enumerate(fewer):
+            one = _with(plan, tuple((*of_stage[:2], recompute) for of_stage in kept))
+            stages = HeterogeneousStages(one)
+            held = held_on_kinds(one, stages.trainings)
+            fits = np.array([[all(_has_room(kind, n) for kind in kinds) for n in numbers] for kinds in held])
+            fewest = np.where(fits, np.minimum(fewest, number), fewest)
+            places = [(layout.stage_dp_tp(rank)[0], kind) for rank, kind in enumerate(stages.kinds)]
+            for place, columns in dict(zip(places, stages.columns(amounts), strict=True)).items():
+                found.setdefault(place, []).append(_where(fits[place[0]], columns))
+        least = {place: _least(ways) for place, ways in found.items()}
+        return cls(parallel=parallel, fewer=fewer, columns=[least[place] for place in places], fewest=fewest)
+
+    @property
+    def room(self) -> Integers:
+        """[stages]: the most layers that fit."""
+        numbers = np.arange(self.fewest.shape[1])
+        most: Integers = np.where(self.fewest < len(self.fewer), numbers, -1).max(axis=1)
+        return most
+
+    def floor(self, least: float, most: float) -> float:
+        """Seconds, from `least` to `most`, below which no layers per stage are, proved."""
+        counts = [self.parallel.micro_batches_of] * self.parallel.pipeline
+        tables = StageTables.of(self.columns, self.parallel.schedule, self.parallel.layout, counts, self.room)
+        return min(tables.least(least, most), most)
+
+    def ways(self, layers: Sequence[int]) -> list[Recompute]:
+        """List what stages of so many layers compute again, which fit."""
+        return [self.fewer[number] for number in self.fewest[range(len(layers)), layers]]
+
+    def shortest(self, layers: Sequence[int], until: float) -> tuple[int, ...]:
+        """The best layers per stage that moving one after another leads to."""
+        layout = self.parallel.layout
+        replay = ColumnReplay(layout, str(self.parallel.schedule), self.parallel.micro_batches_of)
+        stage_of = [layout.stage_dp_tp(rank)[0] for rank in range(layout.world_size)]
+        one = np.identity(layout.stages, np.int64)
+        moves = (one[:, np.newaxis] - one).reshape(-1, layout.stages).T  # the first one moves nothing
+        found = np.array(layers)[:, np.newaxis]
+        while time.process_time() <= until:
+            near = found + moves
+            near = near[:, ((near >= 0) & (near <= self.room[:, np.newaxis])).all(axis=0)]
+            taken = [_taken(of_rank, near[stage]) for of_rank, stage in zip(self.columns, stage_of, strict=True)]
+            best = near[:, [np.argmin(replay.seconds(taken))]]
+            if (best == found).all():
+                break
+            found = best
+        return tuple(found[:, 0].tolist())
+
+
+def _where(fits: NDArray[np.bool_], columns: RankColumns) -> RankColumns:
+    return _each(columns, lambda name: np.where(fits, getattr(columns, name), FAR))
+
+
+def _least(ways: Sequence[RankColumns]) -> RankColumns:
+    return _each(ways[0], lambda name: np.min([getattr(way, name) for way in ways], axis=0))
+
+
+def _taken(columns: RankColumns, numbers: Integers) -> RankColumns:
+    """With such numbers of layers."""
+    return _each(columns, lambda name: getattr(columns, name)[..., numbers])
+
+
+def _each(columns: RankColumns, array: Callable[[str], Floats]) -> RankColumns:
+    """The same with other arrays, by their names."""
+    arrays: dict[str, Any] = {name: array(name) for name, part in vars(columns).items() if isinstance(part, np.ndarray)}
+    return replace(columns, **arrays)

@@ -9,6 +9,7 @@ from itertools import product
 import pytest
 
 from conf.compose import compose
+from conf.schema.values.partition import Partition
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
@@ -106,6 +107,38 @@ def test_stages_compute_the_fewest_layers_again_that_their_memory_needs() -> Non
     launched = predict(compose([*EIGHT[:7], with_memory(gib), *words]))
     assert launched.iteration_s == pytest.approx(found.total, rel=1e-9)
     assert all(stage.memory_gib <= gib for stage in launched.stages)
+
+
+TWO_V100 = (
+    *("cluster=v100x2", "cluster.groups.v100.count=1", "model=xl", "model.layers=12", "train.precision=fp16"),
+    *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=2", "parallel.micro_batch_size=1"),
+    *("parallel.global_batch_size=16", "parallel.offload=none", "parallel.recompute=none,full"),
+)
+
+
+@pytest.mark.parametrize(("schedule", "gib"), [("one_f_one_b", 6.0), ("gpipe", 9.0), ("gpipe", 11.0)])
+def test_layers_move_to_where_fewest_are_computed_again(schedule: str, gib: float) -> None:
+    """Against all layers per stage and all numbers of them, of which as few are best as fit. The bound is near."""
+    words = [*TWO_V100, f"parallel.schedule={schedule}", f"cluster.gpus.v100.memory_gib={gib}"]
+    found = best_plans(read(words), ARGS).plans[0]
+    layers = found.training.blocks.layers
+    ways = [Recompute.none, *(Recompute(f"full:{number}") for number in range(1, layers)), Recompute.full]
+    every = [with_fewest(found, Partition((first, layers - first)), ways, gib) for first in range(layers + 1)]
+    taken = [predict_plan(plan).iteration_s for plan in every if plan is not None]
+    assert found.total == pytest.approx(min(taken), rel=1e-9)
+    assert 0.99 * found.total < found.bound <= min(taken) * (1 + 1e-9)
+
+
+def with_fewest(plan: Plan, partition: Partition, ways: list[Recompute], gib: float) -> Plan | None:
+    """With such layers on two stages, each with the first way that fits; None if there is none for one of them."""
+
+    def with_ways(*stages: Recompute) -> Plan:
+        parallel = replace(plan.training.parallel, partition=partition.layers, recompute=Recompute("-".join(stages)))
+        return replace(plan, training=replace(plan.training, parallel=parallel), partition=partition)
+
+    held = [[stage.memory_gib for stage in predict_plan(with_ways(way, way)).stages] for way in ways]
+    fitting = [[way for way, of_way in zip(ways, held, strict=True) if of_way[stage] <= gib] for stage in range(2)]
+    return with_ways(fitting[0][0], fitting[1][0]) if all(fitting) else None
 
 
 def test_how_much_is_computed_again_stays_as_it_is_said() -> None:
