@@ -14,7 +14,7 @@ import numpy as np
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.baselines import start
 from fasop.partition.bounds import quick_bound
-from fasop.partition.local_search import bottleneck, shortest
+from fasop.partition.local_search import Worth, bottleneck, shortest
 from fasop.search.space.candidates import Candidates, Space, fitting
 from fasop.search.space.node_orders import neighbours
 
@@ -55,11 +55,14 @@ class BestOrder:
     seconds: float
 
 
-def search_partitions(some: Bounded, begin: Integers | None = None) -> tuple[Integers, Floats]:
-    """Partitions, and their seconds: none is slower than `begin`, or than what others find."""
+def search_partitions(
+    some: Bounded, begin: Integers | None = None, worth: Worth | None = None
+) -> tuple[Integers, Floats]:
+    """Partitions, and their seconds: none is slower than `begin`, or than what others find. Where nothing within reach
+    is of `worth`, no better ones are looked for."""
     lines, layers = some.group.pipelines, some.group.layers
     begun = start(lines, layers, some.balanced)
-    return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin))
+    return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin), worth)
 
 
 def best_of_first(groups: Sequence[Bounded]) -> BestOrder | None:
@@ -79,14 +82,14 @@ def best_of_first(groups: Sequence[Bounded]) -> BestOrder | None:
     return min(found, key=lambda one: one.seconds, default=None)
 
 
-def climb(space: Space, number: int, found: BestOrder) -> list[tuple[Bounded, Integers, Floats]]:
+def climb(space: Space, number: int, found: BestOrder, worth: Worth) -> list[tuple[Bounded, Integers, Floats]]:
     """The best order that moving nodes leads to from `found`, of the same sizes: every option in it, with the best
-    partitions and their seconds.
+    partitions and their seconds, if these may be of `worth`.
     """
     while (better := _nearby(found, space)) is not None:
         found = better
     some = [Bounded.of(group) for group in space.built(number, space.in_orders(found.one.group.orders))]
-    return [(one, *search_partitions(one, np.repeat(found.partition, len(one.group), axis=1))) for one in some]
+    return [(one, *search_partitions(one, np.repeat(found.partition, len(one.group), axis=1), worth)) for one in some]
 
 
 def _nearby(found: BestOrder, space: Space) -> BestOrder | None:

@@ -224,7 +224,7 @@ class SpaceSearch:
             near = begin.seconds <= NEAR * fastest and self._worth(self._space.known[number])
             if near and not self._over() and self._keep.within_reach(self._space.kinds, begin.seconds):
                 self.climbed += 1
-                for some, partitions, seconds in climb(self._space, number, begin):
+                for some, partitions, seconds in climb(self._space, number, begin, self._of_worth):
                     self.searched += len(seconds)
                     self._keep_those(some, partitions, seconds)
 
@@ -258,12 +258,15 @@ class SpaceSearch:
         """The sizes that are worth it before any plan of them is known."""
         if not len(self._space) or not self._worth(self._space.floor):
             return []
-        self._space.raise_known(self._keep.worth(self._space.kinds, self._space.known))
-        worth = self._keep.worth(self._space.kinds, self._space.known)
+        self._space.raise_known(self._of_worth(self._space.known))
+        worth = self._of_worth(self._space.known)
         return [number for number in np.argsort(self._space.known, kind="stable").tolist() if worth[number]]
 
+    def _of_worth(self, seconds: Floats) -> NDArray[np.bool_]:
+        return self._keep.worth(self._space.kinds, seconds)
+
     def _worth(self, seconds: float) -> bool:
-        return bool(self._keep.worth(self._space.kinds, np.array([seconds]))[0])
+        return bool(self._of_worth(np.array([seconds]))[0])
 
     def _bounded(self, number: int, *, looking: bool = False) -> list[Bounded]:
         if number in self._sketched:
@@ -278,7 +281,7 @@ class SpaceSearch:
         if not (looking or self._space.few) or len(options) < 2:
             return options
         bounds = np.array([self._space.bound(option) for option in options])
-        worth = self._keep.worth(self._space.kinds, bounds)
+        worth = self._of_worth(bounds)
         self._left_out[number] = min(bounds[~worth], default=np.inf)
         return [option for option, may in zip(options, worth, strict=True) if may]
 
@@ -287,17 +290,17 @@ class SpaceSearch:
         promising, size, begin = np.argsort(one.proved, kind="stable"), FIRST, 0
         while begin < len(promising):
             batch = promising[begin : begin + size]
-            batch = batch[self._keep.worth(self._space.kinds, one.proved[batch])]
+            batch = batch[self._of_worth(one.proved[batch])]
             if not len(batch):
                 break
             some = one.take(batch)
-            partitions, seconds = search_partitions(some)
+            partitions, seconds = search_partitions(some, worth=self._of_worth)
             self._keep_those(some, partitions, seconds)
             self.searched += len(batch)
             begin, size = begin + size, min(2 * size, BATCH)
 
     def _keep_those(self, some: Bounded, partitions: Integers, seconds: Floats) -> None:
-        kept = np.nonzero(self._keep.worth(self._space.kinds, seconds))[0]
+        kept = np.nonzero(self._of_worth(seconds))[0]
         if len(kept):
             self._keep.add(_plans(some.group.take(kept), partitions[:, kept], some.proved[kept]))
 

@@ -14,7 +14,7 @@ from conf.schema.experiment import Schedule
 from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.exact import EXACT, proved
-from fasop.partition.local_search import bottleneck, exhaustive, feasible, improved, largest_stage
+from fasop.partition.local_search import GAIN_LATER, bottleneck, exhaustive, feasible, improved, largest_stage
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
@@ -189,6 +189,19 @@ def test_pipelines_are_searched_together_as_alone(several: Pipelines, layers: in
         one = alone(several, number)
         found, taken = improved(one, bottleneck(one, layers))
         assert (found[:, 0].tolist(), taken[0]) == (together[:, number].tolist(), seconds[number])
+
+
+@given(lines(), st.integers(1, 7), st.floats(0.5, 1.1))
+def test_only_what_is_far_from_worth_it_is_left_as_it_is(several: Pipelines, layers: int, part: float) -> None:
+    if not feasible(several, layers).all():
+        return
+    begin = bottleneck(several, layers)
+    limit = part * several.iteration(begin).max()
+    _, whole = improved(several, begin)
+    found, seconds = improved(several, begin, lambda seconds: seconds < limit)
+    assert seconds.tolist() == several.iteration(found).tolist()
+    assert np.all((seconds == whole) | (GAIN_LATER * seconds >= limit))
+    assert improved(several, begin, lambda seconds: seconds < 0)[0].tolist() == begin.tolist()
 
 
 def test_a_balance_takes_less_than_a_millisecond() -> None:
