@@ -26,8 +26,8 @@ from data_prep.kinds import (
     require_training_document,
     weights_of,
 )
+from megatron_ext.contract.data_parts import ANSWERS
 from megatron_ext.contract.models.model import CHATS
-from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.documents import Documents, DocumentSamples
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.samples import Split

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,9 +18,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.partition.exact import proved
 from fasop.search.arguments import Arguments, First
-from fasop.search.by_stage.closing import QUICK, WHOLE
 from fasop.search.by_stage.kept import relieved
-from fasop.search.by_stage.look import Looked, explore_stages, why_not
 from fasop.search.closer_bounds import LITTLE, closer_least
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
@@ -35,6 +34,9 @@ from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import Recompute
+
+if TYPE_CHECKING:
+    from fasop.search.by_stage.look import Looked
 
 LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
@@ -110,8 +112,8 @@ def _means(inputs: Inputs) -> list[list[Inputs]]:
 
 def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
     """Do as `best_plans`, with means to save memory that were not `asked` for; None if nothing fits."""
-    if args.by_stage and (why := why_not(inputs.training, inputs.kinds, inputs.choices, WHOLE)):
-        raise SearchError(f"by_stage=true: {why}")
+    if args.by_stage:
+        _check_by_stage(inputs)
     begun, rows = time.process_time(), max(args.top, args.explain or 0)
     best = Best(rows, inputs.fault)
     sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
@@ -218,6 +220,15 @@ def _first(plans: Sequence[Plan], rows: int) -> list[Plan]:
     return [plan for plan in plans if any(plan is one for one in shown)]
 
 
+def _check_by_stage(inputs: Inputs) -> None:
+    """Raises SearchError where no plan has stages that differ."""
+    from fasop.search.by_stage.closing import WHOLE
+    from fasop.search.by_stage.look import why_not  # a search with by_stage=false needs none of it
+
+    if why := why_not(inputs.training, inputs.kinds, inputs.choices, WHOLE):
+        raise SearchError(f"by_stage=true: {why}")
+
+
 def _by_stage(
     inputs: Inputs, args: Arguments, sets: Sequence[Sequence[NodeKind]], best: Plan, until: float
 ) -> tuple[Looked | None, list[Plan]]:
@@ -225,6 +236,9 @@ def _by_stage(
     of them if it is faster than that."""
     if args.by_stage is False:
         return None, []
+    from fasop.search.by_stage.closing import QUICK, WHOLE
+    from fasop.search.by_stage.look import explore_stages
+
     used = Counter(node.name for node in best.nodes)
     own = [some for some in sets if used == {kind.name: kind.group.count for kind in some}]
     keep = Best(1)
@@ -335,6 +349,9 @@ def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, 
 def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front) -> int:
     """Adds the fastest plans whose stages differ on all nodes, and on the nodes of each plan of a front, the fastest
     first; returns on how many sets of nodes any were looked at."""
+    from fasop.search.by_stage.closing import QUICK
+    from fasop.search.by_stage.look import explore_stages
+
     tried, until = 0, time.process_time() + STAGES_S
     counts = [{kind.name: kind.group.count for kind in some} for some in sets]
     of_plans = [(Counter(node.name for node in plan.nodes), plan) for plan in kept.plans]

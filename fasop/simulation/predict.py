@@ -44,7 +44,7 @@ from fasop.simulation.ranks.replay import Event, StageTimes
 from fasop.simulation.ranks.replicas import Pipeline, Replicas
 from fasop.simulation.ranks.streams import StreamIteration, stream_iteration
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.plan_parts import stage_name
+from megatron_ext.contract.layout import stage_name
 from megatron_ext.contract.schedule import check as schedule_check
 from megatron_ext.contract.schedule.iteration import as_json
 

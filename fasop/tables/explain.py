@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from fasop.costs.memory.amounts import GIB, StageMemory
-from fasop.search.robustness import Slowdown
 from fasop.simulation.iteration import Terms
 from fasop.simulation.predict import Prediction, Stage
+
+if TYPE_CHECKING:
+    from fasop.search.robustness import Slowdown
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """Heading and rows."""

@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.run_folder.run_files import appended
-from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.machine.provenance import path_of_agents
 from megatron_ext.contract.worker import NODE_RANK, TOKEN, die_with_parent
+
+if TYPE_CHECKING:
+    from conf.run_folder.rundir import RunDir
 
 _MARK = f"{TOKEN}=".encode()
 _KILL_ROUNDS = 10
@@ -195,6 +197,8 @@ def helper(
         environment: all of its variables but PYTHONPATH.
         piped: whether it waits for the end of its stdin.
     """
+    from launch.machine.provenance import path_of_agents  # most commands start none
+
     with appended(run.node_err(node)) as err:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", *words],

@@ -246,3 +246,8 @@ def megatron_layout(partition: Iterable[int], pipeline: int) -> Optional[str]:
     stages[0] = f"E{stages[0]}"
     stages[-1] = f"{stages[-1]}L"
     return "|".join(stages)
+
+
+def stage_name(number: int, island: Optional[int]) -> str:
+    """What a stage is called: its number, and that of the island whose own plan it is of."""
+    return str(number) if island is None else f"{number} of island {island}"

@@ -11,12 +11,12 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.keys import left_out
-from megatron_ext.contract.layout import Layout, PlacedPlan
+from megatron_ext.contract.layout import Layout, PlacedPlan, stage_name
 from megatron_ext.contract.models.pieces import in_words
 from megatron_ext.contract.parallel_config import Offload
 from megatron_ext.contract.plan_check import PlanFault, build
 from megatron_ext.contract.plan_content import EVEN, SINCE_VERSION_2, VERSION, Content, check_plan
-from megatron_ext.contract.plan_parts import Node, Place, stage_name
+from megatron_ext.contract.plan_parts import Node, Place
 from megatron_ext.contract.rules.engine import TDPP
 from megatron_ext.contract.run_files import PLANS, RunFiles
 from megatron_ext.contract.schedule.iteration import dealt_to

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
 from megatron_ext.contract.adaptive.config import AdaptConfig
+from megatron_ext.contract.data_parts import Augment, Corpus, Documents, Masking
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.parallel_config import (
@@ -19,18 +20,7 @@ from megatron_ext.contract.parallel_config import (
     Schedule,
 )
 from megatron_ext.contract.plan_check import PlanFault, check_object, require
-from megatron_ext.contract.plan_parts import (
-    Augment,
-    Corpus,
-    Documents,
-    Elastic,
-    IslandPlan,
-    Masking,
-    Place,
-    RehearsalConfig,
-    RunNode,
-    Streaming,
-)
+from megatron_ext.contract.plan_parts import Elastic, IslandPlan, Place, RehearsalConfig, RunNode, Streaming
 from megatron_ext.contract.rules import check_rules
 from megatron_ext.contract.rules.engine import ENGINES, MEGATRON_LM, TDPP
 from megatron_ext.contract.train_config import TrainConfig

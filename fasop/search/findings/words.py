@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +14,15 @@ from conf.visible import plural
 from fasop.costs import sizes
 from fasop.costs.memory.amounts import GIB
 from fasop.costs.memory.host_activations import host_bytes
-from fasop.search.by_stage.look import Looked
 from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan
 from fasop.search.search import Coverage
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import MOST_MICRO_BATCHES
 from fasop.simulation.memory_of_stages import shards_of
+
+if TYPE_CHECKING:
+    from fasop.search.by_stage.look import Looked
 
 OPTIMAL = 1e-5
 """A part of an iteration that nobody could measure."""

@@ -245,12 +245,12 @@ def _without_plan(overrides: Sequence[str]) -> list[str]:
 def in_streams(plans: Sequence[Plan]) -> str | None:
     """What several streams on a GPU would make of the first data parallel plan, where a profile measured that they gain
     something."""
-    from fasop.shares.own_streams import best_in_streams
-
     for row, plan in enumerate(plans, 1):
         parallel = plan.parallel
         if not (parallel.world_size == parallel.data and parallel.alike) or plan.training.equal_only:
             continue
+        from fasop.shares.own_streams import best_in_streams  # few plans come as far
+
         found = best_in_streams(plan, replace(parallel, micro_batch_size=AUTO, shares=AUTO))  # type: ignore[arg-type]
         if found is None or found.seconds >= plan.total:
             return None

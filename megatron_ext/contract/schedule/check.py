@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, Iterable, List, Sequence
+from typing import TYPE_CHECKING, Any, Iterable, List, Sequence
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import read_regular, why
-from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.iteration import VERSION, exists, replicated, schedule
 from megatron_ext.contract.schedule.replay import check_runs, named, rank_named
 from megatron_ext.contract.schedule.schedules import Action, Actions, Kind
+
+if TYPE_CHECKING:
+    from megatron_ext.contract.plan import Plan
 
 _BEFORE = {
     Kind.FORWARD: [Kind.RECV_FORWARD],

@@ -16,6 +16,7 @@ from conf.compose import compose
 from fasop.errors import SearchError
 from fasop.search import run
 from fasop.search.arguments import Arguments, First, parse
+from fasop.search.by_stage import closing
 from fasop.search.front import COST, ENERGY, Front, kilowatts
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
@@ -156,7 +157,7 @@ def test_a_search_by_stage_finds_what_the_quick_look_finds(monkeypatch: pytest.M
     """Even where its work ends before it comes to that plan among all its layouts."""
     inputs = read(WORDS)
     quick = best_plans(inputs, Arguments()).plans[0]
-    monkeypatch.setattr(run, "WHOLE", replace(run.WHOLE, work=-1))
+    monkeypatch.setattr(closing, "WHOLE", replace(closing.WHOLE, work=-1))
     assert best_plans(inputs, Arguments(by_stage=True)).plans[0].total <= quick.total
     assert not quick.parallel.alike
 
