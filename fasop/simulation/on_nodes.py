@@ -34,6 +34,8 @@ from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder,
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, gathering_in_groups, on_pairs, scattered
 
+KEPT = 2**14
+"""Nodes, in all orders and sizes together, whose links are kept: those of thousands of nodes are large."""
 _SIZES = attrgetter("tensor", "expert", "context", "micro_batch_size", "sequence_parallel", "recompute", "offload")
 """What of a plan changes how long a GPU takes for a part of the model."""
 
@@ -287,7 +289,7 @@ class Nodes:
         self.orders = orders
         self._least = least
         self._has_pairs, self._by_size = has_pairs(kinds), by_size(kinds)
-        self._last: tuple[tuple[float, ...], PlacedLinks] | None = None
+        self._links: dict[tuple[float, ...], PlacedLinks] = {}
 
     @cached_property
     def _of_links(self) -> Floats:
@@ -319,14 +321,14 @@ class Nodes:
         return Uses(starts=starts, nodes=nodes, between=between, sharing=sharing)
 
     def links_of(self, training: Training) -> PlacedLinks:
-        """That of the last sizes is kept, since plans that differ in something else come one after another."""
+        """Those of the last sizes are kept: plans that differ in something else come one after another."""
         parallel = training.parallel
         sizes = (parallel.tensor_size, parallel.data, parallel.pipeline)
         by_node = training.reduces_by_node and parallel.data > 1
         messages = min(training.messages) if training.scatters_messages else 0
         of_size = self._sizes_of(training) if self._by_size else ()
         key = (*sizes, by_node, messages, training.shares_by_memory, *of_size)
-        if self._last is None or self._last[0] != key:
+        if key not in self._links:
             where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
             if self._has_pairs:
                 placed = on_pairs(self.kinds, self.orders, training, where, least=self._least)
@@ -351,8 +353,10 @@ class Nodes:
                     placed = placed.with_sums_by_node(within, across, where, parallel.data, least=self._least)
             if training.shares_by_memory:
                 placed = self._part_by_part(placed, training)
-            self._last = (key, placed)
-        return self._last[1]
+            if (len(self._links) + 1) * self.orders.size > KEPT:
+                self._links.clear()
+            self._links[key] = placed
+        return self._links[key]
 
     @staticmethod
     def _sizes_of(training: Training) -> tuple[float, ...]:
