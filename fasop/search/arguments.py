@@ -109,12 +109,12 @@ def parse(argv: Sequence[str]) -> Arguments:
     if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
         raise SearchError(
             f"pareto={own['pareto']} shows the plans that no other plan found beats, on any number of nodes; it does "
-            f"not take {', '.join(sorted(others))}"
+            f"not take {', '.join(sorted(others))}: leave one of them out"
         )
     if "start" in own and (others := own.keys() & NOT_OF_START):
         raise SearchError(
             f"start={own['start']} shows one plan for each time at which more nodes are free; it does not take "
-            f"{', '.join(sorted(others))}"
+            f"{', '.join(sorted(others))}: leave one of them out"
         )
     return Arguments(**own, overrides=tuple(overrides))
 

@@ -116,7 +116,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         _check_by_stage(inputs)
     begun, rows = time.process_time(), max(args.top, args.explain or 0)
     best = Best(rows, inputs.fault)
-    sets = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
+    sets = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds])
+    if not sets:
+        return None
     bounds = LowerBounds(inputs.kinds)
     with bar("searching", phases=4 if args.prove else 2) as progress:
         spaces = _spaces(inputs, sets, bounds)
@@ -329,8 +331,10 @@ def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, 
     """The plans, what was gone through, and on how many sets of nodes stages that differ were tried."""
     kept = Front(inputs.run, inputs.fault, expense)
     until = time.process_time() + FRONT_S
+    sets, bounds = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds)), LowerBounds(inputs.kinds)
+    if not sets:
+        return [], Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
     with bar("searching", phases=2) as progress:
-        sets, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
         spaces, unlike = _spaces(inputs, sets, bounds), _spaces(inputs, sets, bounds, uneven=True)
         seen = explore(spaces, kept, progress, until)
         until = max(time.process_time(), until - SHARES_S) + SHARES_S

@@ -9,6 +9,10 @@ from dataclasses import replace
 
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.costs.measured_module import MeasuredModule
+from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.shared_state import parameter_bytes
+from fasop.costs.training import Training
 
 MOST = 1000
 """Clusters that are tried; of a cluster with more, the numbers of a group's nodes go up in steps."""
@@ -38,6 +42,20 @@ def clusters(kinds: Sequence[NodeKind]) -> list[Sequence[NodeKind]]:
         [_with(kind, count) for kind, count in zip(kinds, some, strict=True) if count] for some in chosen if any(some)
     ]
     return sorted(found, key=lambda some: (-gpus_of(some), [(kind.name, kind.group.count) for kind in some]))
+
+
+def with_room(training: Training, sets: Sequence[Sequence[NodeKind]]) -> list[Sequence[NodeKind]]:
+    """Return those of these clusters whose memory all together has room for one copy of what the optimizer steps: no
+    plan has less than that."""
+    if isinstance(training.model, MeasuredModule):
+        return [*sets]
+    alone = [
+        replace(training, parallel=replace(training.parallel, data=1, sharded_optimizer=sharded))
+        for sharded in (False, True)
+    ]
+    least = training.model.parameters() * min(parameter_bytes(one, 1.0).all for one in alone)
+    rooms = [sum(kind.group.count * kind.gpus * kind.gpu.memory_gib * GIB for kind in kinds) for kinds in sets]
+    return [kinds for kinds, room in zip(sets, rooms, strict=True) if room >= least]
 
 
 def described(kinds: Sequence[NodeKind]) -> str:
