@@ -56,7 +56,7 @@ class Candidate:
         ]
         """Micro-batches of each replica, by stage."""
         self._room, self._taken = self._memory()
-        self.bound = self._bound()
+        self._known_bound: float | None = None
         self.exhausted = False
         """Whether every partition was looked at."""
 
@@ -90,8 +90,18 @@ class Candidate:
                 taken[some, kind] = memory.layer
         return room, taken
 
-    def _bound(self) -> float:
+    @property
+    def bound(self) -> float:
         """Seconds below which no partition is; infinite if none fits."""
+        if self._known_bound is None:
+            self._known_bound = self._bound()
+        return self._known_bound
+
+    @bound.setter
+    def bound(self, raised: float) -> None:
+        self._known_bound = raised
+
+    def _bound(self) -> float:
         if (self._room < 0).any():
             return math.inf
         layout, stages, work = self._layout, self._stages, self._work
@@ -267,6 +277,7 @@ class Candidate:
     def balanced(self) -> Integers:
         """[stages, 1]: stages take as long as each other for all their micro-batches, as nearly as whole layers allow;
         or the nearest that fits into memory, if there is one."""
+        assert math.isfinite(self.bound), "no partition fits"
         of_layers = self._work.units[np.array(self._blocks.sequence, np.int64)]
         done = np.concatenate([[0.0], np.cumsum(of_layers)])
         begin = self._fixed - self._fixed.min()
@@ -308,11 +319,12 @@ class Candidate:
                     moved[stage], moved[stage + 1] = held, both - held
                     yield moved
 
-    def search(self, limit: float) -> tuple[Integers, float, int]:
+    def search(self, limit: float, begin: Sequence[int] | None = None) -> tuple[Integers, float, int]:
         """The best partition that is found, its seconds, and how many steps of replays that took.
 
         Args:
             limit: seconds; from a partition that takes much longer no better ones are looked for.
+            begin: a partition from which to begin if it is better than the balanced one.
         """
         if self.few:
             table = self.every()
@@ -320,8 +332,9 @@ class Candidate:
             best = int(np.argmin(taken))
             self.exhausted = True
             return table[:, best], float(taken[best]), self.steps
-        found = self.balanced()
-        seconds, steps = float(self.seconds(found)[0]), self.steps
+        begins = np.hstack([self.balanced(), *([] if begin is None else [np.array([begin]).T])])
+        at_begin, steps = self.seconds(begins), self.steps
+        found, seconds = begins[:, [np.argmin(at_begin)]], float(at_begin.min())
         while seconds < limit:
             near = self._near(found[:, 0])
             taken = self.seconds(near)

@@ -13,8 +13,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from heapq import nsmallest
+from heapq import heappop, heappush, nsmallest
+from itertools import count, islice
 from typing import NamedTuple
+
+import numpy as np
 
 from conf.schema.values.partition import NodeOrder
 from fasop.costs.arrays import Integers
@@ -22,16 +25,31 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.training import Training
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import Closing, Effort
+from fasop.search.by_stage.neighbours import Near
 from fasop.search.by_stage.staged_plans import SCHEDULES, Row, StagedPlans
 from fasop.search.search import Best
 from fasop.search.space.choices import Choices
+from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Shards
 
 BUILT = 4000
 """Work that it takes to find the costs of a layout, in steps of a replay."""
-OWN_ORDER, OTHER_ORDERS = (0.4, 0.7), (0.9, 1.0)
-"""The parts of the work after which no plan is searched that promises to be fast, and none that bounds allow: in the
-node order of the best plan, and in others."""
+CLIMB = 0.2
+"""The part of the work after which nothing near the best plan is searched."""
+OWN_ORDER, OTHER_ORDERS = (0.35, 0.4, 0.7), (0.9, 0.95, 1.0)
+"""The parts of the work after which no plan is searched that promises to be fast, none near a fast one, and none that
+bounds allow: in the node order of the best plan, and in others."""
+ONLY = (*OWN_ORDER[:2], 1.0)
+"""The same where there is a single order."""
+LAST = 2.0
+"""The same once bounds are closer and have led to a faster plan."""
+CLIMBED, MUCH = 1.02, 0.99
+"""Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
+it, what is near that comes first."""
+SKETCHED = 20
+"""Work that it takes to say about how long a layout takes."""
+TRIED = {True: 3, False: 5}
+"""How many layouts near a plan are searched: of those that differ from it in both ends, and of others."""
 NEAR = 1.2
 """Times the best plan: from a partition that takes longer none is searched."""
 
@@ -63,6 +81,17 @@ class _Searched(NamedTuple):
     partition: Integers | None
     """None: it was ruled out before."""
     seconds: float
+    balanced: bool
+    """Whether it was found from the balanced partition."""
+
+
+class _Place(NamedTuple):
+    """Where a candidate is: the number of its set of nodes, of its node order and of its options there."""
+
+    kinds: int
+    order: int
+    number: int
+    layout: Layout
 
 
 class _Options(NamedTuple):
@@ -71,6 +100,73 @@ class _Options(NamedTuple):
     bound: float
     row: Row
     numbers: tuple[int, ...]
+
+
+class _Search:
+    """Candidates that are built and searched for so much work, each once."""
+
+    def __init__(self, nodes: Sequence[StagedPlans], fastest: float, effort: Effort, until: float) -> None:
+        self.nodes, self.closing = nodes, Closing(fastest, effort)
+        self.work = 0
+        self.searched: dict[_Place, _Searched] = {}
+        self._effort, self._until, self._tickets = effort, until, count()
+        self._fast: list[tuple[float, int, _Place, tuple[int, ...]]] = []
+        """Plans near which faster ones may be: their seconds and layers."""
+        self._places: dict[Candidate, _Place] = {}
+
+    def over(self, part: float) -> bool:
+        """Whether there is no time left, or more than a part of the work is done."""
+        return self.work > part * self._effort.work or time.process_time() > self._until
+
+    def place(self, row: Row, number: int) -> _Place:
+        return _Place(row.kinds, row.order, number, self.nodes[row.kinds].wanted[row.layout])
+
+    def build(self, place: _Place) -> Candidate:
+        one = self.nodes[place.kinds].candidate(place.layout, place.order, place.number)
+        self._places[one] = place
+        return one
+
+    def search(self, place: _Place, begin: Sequence[int] | None = None) -> _Searched:
+        """Look for the best partition, from the balanced one or another to `begin` with."""
+        found = self.searched.get(place)
+        if found is None:
+            one = self.build(place)
+            self.work += BUILT
+            one.rule_out(self.closing.fastest)
+            found = _Searched(one, None, math.inf, balanced=False)
+        elif found.balanced or begin is not None:
+            return found
+        if found.one.bound <= self.closing.fastest:
+            partition, seconds, steps = found.one.search(NEAR * self.closing.fastest, begin)
+            self.work += steps
+            self.closing.keep(found.one, partition, seconds)
+            if found.partition is None or seconds < found.seconds:
+                found = found._replace(partition=partition, seconds=seconds)
+                self.add_fast(place, partition.tolist(), seconds)
+        self.searched[place] = found._replace(balanced=begin is None)
+        return self.searched[place]
+
+    def climb_from_best(self, part: float) -> None:
+        """Climb from what closer bounds came upon."""
+        for one, partition in self.closing.best:
+            if (found := self.searched.get(self._places[one])) is None or found.seconds > self.closing.fastest:
+                self.add_fast(self._places[one], partition.tolist(), self.closing.fastest)
+                self.climb(part)
+
+    def add_fast(self, place: _Place, layers: Sequence[int], seconds: float) -> None:
+        heappush(self._fast, (seconds, next(self._tickets), place, tuple(layers)))
+
+    def climb(self, part: float) -> None:
+        """Search what seems best near the fastest plans, until a part of the work is done."""
+        while self._fast and self._fast[0][0] <= CLIMBED * self.closing.fastest and not self.over(part):
+            seconds, _, begin, layers = heappop(self._fast)
+            every = self.nodes[begin.kinds].near(Near(begin.layout, layers), begin.order, begin.number)
+            self.work += SKETCHED * len(every)
+            for both_ends, most in TRIED.items():
+                some = ((begin._replace(layout=one.layout), one) for one in every if one.both_ends == both_ends)
+                for place, one in islice((each for each in some if each[0] not in self.searched), most):
+                    if self.closing.fastest >= MUCH * seconds:
+                        self.search(place, one.partition)
 
 
 def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:
@@ -107,29 +203,20 @@ def explore_stages(
         return None
     nodes = [StagedPlans(training, kinds, choices, effort.layouts) for kinds in sets]
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
-    work, left, least = 0, 0, math.inf
-    searched: dict[tuple[Row, int], _Searched] = {}
-    closing = Closing(min((plan.total for plan in keep.plans), default=math.inf), effort)
+    search = _Search(nodes, min((plan.total for plan in keep.plans), default=math.inf), effort, until)
+    closing, left, least = search.closing, 0, math.inf
     most = effort.work // BUILT + effort.raised + 2  # of which candidates are built, before there is no work left
-
-    def search(row: Row, number: int) -> _Searched:
-        nonlocal work
-        if (row, number) not in searched:
-            one, work = nodes[row.kinds].candidate(row, number), work + BUILT
-            one.rule_out(closing.fastest)
-            found = _Searched(one, None, math.inf)
-            if one.bound <= closing.fastest:
-                partition, seconds, steps = one.search(NEAR * closing.fastest)
-                found, work = _Searched(one, partition, seconds), work + steps
-            searched[row, number] = found
-        return searched[row, number]
+    for best in keep.plans:
+        parallel = best.training.parallel
+        layers = np.reshape(best.partition.layers, (parallel.chunks, -1)).sum(axis=0).tolist()
+        for number, some in enumerate(nodes):
+            for order, option in some.places_of(best):
+                search.add_fast(_Place(number, order, option, parallel.layout), layers, best.total)
+    search.climb(CLIMB)
 
     # What is found in the order of the best plan leaves out most of the others.
     only = sum(len(some.orders) for some in nodes) == 1
-    for elsewhere, for_promising, for_all in (
-        (False, OWN_ORDER[0], 1.0 if only else OWN_ORDER[1]),
-        (True, *OTHER_ORDERS),
-    ):
+    for elsewhere, (for_promising, for_near, for_all) in ((False, ONLY if only else OWN_ORDER), (True, OTHER_ORDERS)):
         rows = list[Row]()
         for number, some in enumerate(nodes):
             names = ([node.name for node in order] for order in some.orders)
@@ -142,44 +229,46 @@ def explore_stages(
             every = [*_options(nodes, rows, later=later)]
             for promising in nsmallest(most, every, key=lambda one: nodes[one.row.kinds].estimate(one.row, one.bound)):
                 for number in promising.numbers if promising.bound <= closing.fastest else ():
-                    if work <= effort.work * for_promising and time.process_time() <= until:
-                        found = search(promising.row, number)
-                        if found.partition is not None:
-                            closing.keep(found.one, found.partition, found.seconds)
+                    if not search.over(for_promising):
+                        search.search(search.place(promising.row, number))
+            search.climb(for_near)
             nearest = nsmallest(most, every)
             for bound, row, number in ((one.bound, one.row, number) for one in nearest for number in one.numbers):
-                build = partial(nodes[row.kinds].candidate, row, number)
+                place = search.place(row, number)
                 if bound > closing.fastest:
                     least = min(least, bound)
                     continue
-                is_over = work > effort.work * for_all or time.process_time() > until
-                if is_over and (row, number) not in searched:
-                    closing.put_off(bound, build)
+                if search.over(for_all) and place not in search.searched:
+                    closing.put_off(bound, partial(search.build, place))
                     left += 1
                     continue
-                found = search(row, number)
-                if found.partition is None:
+                found = search.search(place)
+                found.one.rule_out(min(closing.fastest, math.nextafter(found.seconds, 0.0)))
+                if found.partition is None or found.one.bound > closing.fastest:
                     least = min(least, found.one.bound)
                 else:
                     closing.add(found.one, found.partition, found.seconds)
             if len(every) > most:  # no bound of these is less than that of the last one that was put off or left out
                 behind = (one for one in every if nearest[-1] < one and one.bound <= closing.fastest)
-                left += sum((one.row, number) not in searched for one in behind for number in one.numbers)
+                left += sum(
+                    search.place(one.row, number) not in search.searched for one in behind for number in one.numbers
+                )
     least = min(least, closing.run(until))
+    search.climb_from_best(LAST)
     keep.add([one.plan(partition) for one, partition in closing.best])
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
-    count = sum(len(some.wanted) for some in nodes)
+    layouts = sum(len(some.wanted) for some in nodes)
     where = " and ".join(
         str(NodeOrder(tuple(kind.name for kind in some.kinds for _ in range(kind.group.count))))
         for some in nodes
         if some.wanted
     )
-    if not count:
+    if not layouts:
         return None
     return Looked(
         said=said,
         nodes=where,
-        layouts=count,
+        layouts=layouts,
         orders=sum(len(some.orders) for some in nodes),
         schedules=", ".join(schedule.label for schedule in choices.schedule if schedule in SCHEDULES),
         least=least,

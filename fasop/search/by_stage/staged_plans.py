@@ -23,6 +23,8 @@ from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import Layouts, layouts
+from fasop.search.by_stage.neighbours import Near, Sketches, near
+from fasop.search.plan import Plan
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import MOST_REPLICAS, divisors, fastest_first
 from fasop.search.space.choices import SEARCHED, Choices
@@ -85,16 +87,15 @@ class StagedPlans:
         self._training, self._choices = training, choices
         gpus = [kind.gpus for kind in self.kinds]
         self.tensors = tensor_sizes(training, self.kinds, choices)
+        self._stages = min(training.blocks.most_stages, gpus_of(self.kinds))
         self.every = Layouts((), "")
         if self.tensors:
-            room = math.gcd(*gpus)
-            stages = min(training.blocks.most_stages, gpus_of(self.kinds))
-            self.every = layouts(gpus_of(self.kinds), room, self.tensors, stages, most)
-        self.wanted = [layout for layout in self.every.every if _tries(choices, layout)]
+            self.every = layouts(gpus_of(self.kinds), math.gcd(*gpus), self.tensors, self._stages, most)
+        self.wanted = [layout for layout in self.every.every if self._tries(layout)]
         self.many = LayoutBatch.of(self.wanted)
         self.orders = self._orders() if self.wanted else []
         self.options = [*self._options()] if self.wanted else []
-        self.works: dict[tuple[object, ...], Work] = {}
+        self._works: dict[tuple[object, ...], Work] = {}
 
     def _orders(self) -> list[list[NodeKind]]:
         counts = [kind.group.count for kind in self.kinds]
@@ -132,7 +133,6 @@ class StagedPlans:
         for costs, numbers in sorted(groups.items(), key=lambda row: row[0].recompute is not Recompute.none):
             first = {self.options[option].parallel.sharded_optimizer: self.options[option] for option in numbers[::-1]}
             one = first.get(False) or first[True]
-            self.works[costs[:2]] = self.works.get(costs[:2]) or Work(one, self.kinds, self.tensors)
             every.append((costs, tuple(numbers), one, int(min(first)), int(max(first))))
         inside = {
             gpus: self.many.inside_nodes(gpus)
@@ -145,7 +145,7 @@ class StagedPlans:
             placed, most = PlacedLayouts(self.many.take(some), nodes, self.names), self.many.replicas[some].max(axis=1)
             known: dict[tuple[object, ...], Floats] = {}
             for costs, options, one, whole, sharded in every:
-                work = self.works[costs[:2]]
+                work = self._work(one)
                 fine = most <= min(batch // costs.micro_batch_size, MOST_REPLICAS)
                 bounds = known.get(costs[::2], np.zeros((2, len(some)))).copy()
                 lowest = bounds[sharded]  # where a sharded optimizer is tried, with that
@@ -186,9 +186,48 @@ class StagedPlans:
         most: list[int] = (self.many.replicas * self.many.exists).max(axis=1).tolist()
         return most
 
-    def candidate(self, row: Row, option: int) -> Candidate:
-        """Build one of the options of a row, by its number."""
-        one, layout = self.options[option], self.wanted[row.layout]
+    def near(self, begin: Near, order: int, option: int) -> list[Near]:
+        """Layouts near one, those first that seem to be the fastest."""
+        one, nodes, found = self.options[option], self.orders[order], near(begin, self.tensors, self._stages)
+        parallel = one.parallel
+        most = min(parallel.global_batch_size // parallel.micro_batch_size, MOST_REPLICAS)
+        found = [some for some in found if self._tries(some.layout) and max(some.layout.replicas) <= most]
+        many = LayoutBatch.of([some.layout for some in found])
+        fine = np.flatnonzero(many.inside_nodes([node.gpus for node in nodes]))
+        found = [found[row] for row in fine]
+        seconds = Sketches(many.take(fine), nodes, self.names).seconds(
+            one, self._work(one), [some.partition for some in found]
+        )
+        return [found[row] for row in np.argsort(seconds, kind="stable")]
+
+    def places_of(self, plan: Plan) -> list[tuple[int, int]]:
+        """The node order of a plan, and the most similar options with which its stages may differ, by their numbers:
+        none on other nodes."""
+        names = [node.name for node in plan.nodes]
+        orders = [number for number, order in enumerate(self.orders) if [node.name for node in order] == names]
+        own = plan.training.parallel
+
+        def unlike(number: int) -> tuple[bool, ...]:
+            one = self.options[number].parallel
+            keys = "micro_batch_size", "recompute", "schedule", "sequence_parallel"
+            return *(getattr(one, key) != getattr(own, key) for key in keys), not one.sharded_optimizer
+
+        return [(order, min(range(len(self.options)), key=unlike)) for order in orders[:1] if self.options]
+
+    def _work(self, one: Training) -> Work:
+        key = one.parallel.micro_batch_size, one.parallel.recompute
+        if key not in self._works:
+            self._works[key] = Work(one, self.kinds, self.tensors)
+        return self._works[key]
+
+    def _tries(self, layout: Layout) -> bool:
+        """Whether its sizes are to be tried."""
+        stages, data = self._choices.pipeline, self._choices.data
+        return (stages is None or layout.stages in stages) and (data is None or set(layout.replicas) <= {*data})
+
+    def candidate(self, layout: Layout, order: int, option: int) -> Candidate:
+        """Build a plan but for its partition; the option by its number."""
+        one = self.options[option]
         parallel = one.parallel
         count = parallel.global_batch_size // parallel.micro_batch_size
         alike = len(set(layout.tensors)) == 1
@@ -201,8 +240,7 @@ class StagedPlans:
             pipeline=layout.stages,
             shares=shares,
         )
-        work = self.works[parallel.micro_batch_size, parallel.recompute]
-        return Candidate(replace(one, parallel=staged), self.orders[row.order], work, self.names)
+        return Candidate(replace(one, parallel=staged), self.orders[order], self._work(one), self.names)
 
 
 def _more(parallel: Parallelism, size: int) -> int:
@@ -223,9 +261,3 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices
         and all(known is None or size in known for known in measured)
         and (choices.tensor is None or size in choices.tensor)
     ]
-
-
-def _tries(choices: Choices, layout: Layout) -> bool:
-    """Whether its sizes are to be tried."""
-    stages, data = choices.pipeline, choices.data
-    return (stages is None or layout.stages in stages) and (data is None or set(layout.replicas) <= {*data})

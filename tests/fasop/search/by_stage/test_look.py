@@ -27,6 +27,7 @@ from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import layouts
 from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.look import explore_stages
+from fasop.search.by_stage.neighbours import Near
 from fasop.search.by_stage.staged_plans import SCHEDULES, StagedPlans
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds
@@ -37,6 +38,7 @@ from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.ranks.columns import ColumnReplay
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
+from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import NETWORKS, random_case
@@ -183,6 +185,42 @@ def test_the_default_finds_a_fast_layout_in_another_order_than_the_best_plans() 
     assert best_plans(inputs, Arguments(top=10)).plans[0].total * 1e3 == pytest.approx(1510.8, abs=0.1)
 
 
+def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> None:
+    """The best plan of the seed's cluster differs in both ends from the best one with equal stages."""
+    inputs = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "parallel.schedule=zb_h1"])
+    nodes = StagedPlans(inputs.training, inputs.kinds, inputs.choices, 2500)
+    begin = Near(Layout((1,) * 16, (2,) * 16), (4, 4, *[3] * 13, 1))
+    option = next(number for number, one in enumerate(nodes.options) if one.parallel.micro_batch_size == 1)
+    order = next(number for number, one in enumerate(nodes.orders) if one[0].name == "hgx")
+    every = nodes.near(begin, order, option)
+    layouts = [one.layout for one in every]
+    assert len({*layouts}) == len(every) > 300
+    assert begin.layout not in layouts
+    assert LayoutBatch.of(layouts).inside_nodes([4] * 8).all()
+    for layout, partition, _ in every:
+        assert layout.world_size == 32
+        assert (len(partition), sum(partition)) == (layout.stages, 48)
+        assert min(partition) >= 0
+        assert len({*zip(layout.tensors, layout.replicas, strict=True)}) > 1
+    assert Layout((1,) * 18, (1, 1, *[2] * 14, 1, 1)) in [one.layout for one in every if one.both_ends][:3]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpu", "gbit_per_s", "precision", "batch", "most"),
+    [(1, "rtx3090", 64, "bf16", 4, 27.9), (2, "a10", 1840, "fp32", 32, 58.8)],
+    ids=["both ends in tensor groups", "one GPU moves from the last stage to the first"],
+)
+def test_the_default_finds_layouts_that_are_not_listed_near_the_best_plan(
+    nodes: int, gpu: str, gbit_per_s: int, precision: str, batch: int, most: float
+) -> None:
+    """In milliseconds; those listed took 32.2 and 60.8."""
+    group = {"count": nodes, "gpus_per_node": 8, "intra_gbit_per_s": gbit_per_s, "inter_gbit_per_s": 400}
+    cluster = ["cluster=a10x8", f"gpu@cluster.gpus.a10={gpu}", f"train.precision={precision}", "model=t5-base"]
+    given = [f"cluster.groups.gpu2.{key}={value}" for key, value in group.items()]
+    inputs = read([*cluster, *given, f"parallel.global_batch_size={batch}"])
+    assert best_plans(inputs, Arguments(top=1)).plans[0].total * 1e3 < most
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("built", [0, 2])
 def test_layouts_behind_those_that_are_built_count_with_their_bounds(
@@ -327,7 +365,7 @@ def staged(replicas: tuple[int, ...], *, sharded: bool) -> tuple[Training, list[
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_whole_layers_leave_little_open_of_a_layout_that_no_search_reaches(sharded: bool) -> None:
-    """The fastest plan takes 866.0 ms, this layout far more."""
+    """The fastest of the layouts with three kinds of stages takes 866.0 ms, this one far more."""
     one, kinds = staged((1, *[3] * 10, 1), sharded=sharded)
     nodes = [kind for kind in kinds for _ in range(kind.group.count)]
     names = [kind.name for kind in kinds]
@@ -422,22 +460,23 @@ def test_what_cannot_be_is_one_message(words: list[str], message: str, capsys: p
 @pytest.mark.parametrize(
     ("words", "replicas", "seconds"),
     [
-        (["experiment=seed_a100x1_a10x7", "train.precision=fp16"], "1*2-2*14-1*2", 0.7321),
-        (["experiment=seed_a10x8"], "1*4-4*6-1*4", 0.8660),
+        (["experiment=seed_a100x1_a10x7", "train.precision=fp16"], "1*2-2*14-1*2", (0.7322, 0.7322)),
+        (["experiment=seed_a10x8"], "1-3-4*4-2*5-1*2", (0.8516, 0.8437)),
     ],
     ids=["a100x1_a10x7", "a10x8"],
 )
-def test_the_default_search_finds_the_best_plan_of_the_seeds_clusters_and_prove_shows_that(
-    words: list[str], replicas: str, seconds: float
+def test_a_search_finds_the_best_plan_of_the_seeds_clusters_and_prove_shows_that(
+    words: list[str], replicas: str, seconds: tuple[float, float]
 ) -> None:
-    """One GPU a replica at both ends: three kinds of stages in a row, which a search by_stage=true finds too."""
-    for prove in (False, True):
+    """One GPU a replica at both ends; where nodes are alike, in layouts with more kinds of stages than those listed, of
+    which the default finds one within 1 %."""
+    for prove, most in zip((False, True), seconds, strict=True):
         outcome = best_plans(read(words), Arguments(top=1, prove=prove))
         first = outcome.plans[0]
-        assert first.parallel.replicas == replicas
-        assert first.total == pytest.approx(seconds, abs=1e-4)
+        assert first.parallel.replicas == replicas or not prove
+        assert first.total <= most
         assert outcome.looked is not None
         assert outcome.looked.least >= (1 - 1e-5 if prove else 0.95) * first.total
         said = " ".join(outcome.summary)
-        assert ("these combinations is faster than the first" in said) == prove
+        assert not prove or re.search(r"these combinations is (faster|slower) than the first", said)
         assert not re.search(r"more than ([6-9]|5\.[1-9]|\d\d)", said)
