@@ -36,7 +36,7 @@ class Effort:
     """How often candidates are bounded by their longest paths, at most."""
 
 
-QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.95, raised=60, proofs=6)
+QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.95, raised=90, proofs=16)
 WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60)
 
 
