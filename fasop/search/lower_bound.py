@@ -167,6 +167,13 @@ class LowerBounds:
             found[mixed] = _of_mixed_replicas(some, its_own, count[mixed], way, units[mixed], whole=whole)
         return found
 
+    def ending(self, one: Training, kinds: Sequence[NodeKind]) -> float:
+        """Seconds from the first stage's last backward pass to the end of the iteration, at least, in whatever order of
+        these nodes."""
+        parallel = one.parallel
+        way = Way(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
+        return self._on_links(one, way, self._some(kinds), kinds).ending
+
     def _units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> tuple[Floats, Floats]:
         """[plans]: units of all layers; [plans, kinds, 2]: seconds of one, forward and backward, at least."""
         parts = [[self._of_kinds(one, way.recompute)[kind].layers for kind in self._some(kinds)] for one in plans]

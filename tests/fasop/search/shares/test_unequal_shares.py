@@ -17,9 +17,10 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First
 from fasop.search.inputs import read
+from fasop.search.lower_bound import LowerBounds
 from fasop.search.run import best_plans, front
 from fasop.search.search import Best, explore
-from fasop.search.shares.unequal_shares import explore_shares, least_seconds
+from fasop.search.shares.unequal_shares import ending_of, explore_shares, least_seconds
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
 from fasop.simulation.iteration import Durations
@@ -113,7 +114,11 @@ def test_no_plan_with_shares_is_below_its_bound_and_none_beats_what_is_found(see
     every = [predict_plan(plan) for plan in plans]
     seconds = [one.iteration_s for one in every]
     parallel = plans[0].training.parallel
-    assert least_seconds(plans[0].training, kinds, lambda _: True) <= min(seconds) * (1 + 1e-9)
+    least = least_seconds(plans[0].training, kinds, lambda _: True)
+    ending = ending_of(plans[0].training, kinds, LowerBounds(kinds))
+    whole = least_seconds(plans[0].training, kinds, lambda _: True, ending)
+    assert least is not None and whole == pytest.approx(least + ending, rel=1e-9)
+    assert whole <= min(seconds) * (1 + 1e-9)
     sized = replace(training, parallel=replace(parallel, shares=None, partition=None, node_order=None, data=1))
     only = replace(
         choices,
