@@ -292,6 +292,11 @@ class Nodes:
         self._links: dict[tuple[float, ...], PlacedLinks] = {}
 
     @cached_property
+    def gpus(self) -> tuple[int, ...]:
+        """[nodes]: the GPUs in each place."""
+        return tuple(self.kinds[kind].gpus for kind in self.orders[0])
+
+    @cached_property
     def _of_links(self) -> Floats:
         """[kinds, 2, 2]: latency and seconds per byte, within a node of each kind and out of it."""
         known = [(links.within(kind.group), links.between(kind.group, 1)) for kind in self.kinds]
@@ -329,7 +334,7 @@ class Nodes:
         of_size = self._sizes_of(training) if self._by_size else ()
         key = (*sizes, by_node, messages, training.shares_by_memory, *of_size)
         if key not in self._links:
-            where = place(tuple(self.kinds[kind].gpus for kind in self.orders[0]), *sizes)
+            where = place(self.gpus, *sizes)
             if self._has_pairs:
                 placed = on_pairs(self.kinds, self.orders, training, where, least=self._least)
             else:
@@ -379,8 +384,7 @@ class Nodes:
     def replicas_of(self, training: Training) -> list[Integers]:
         """List, for each stage, the numbers of the nodes that its replicas lie on: [replicas, tensor]."""
         parallel = training.parallel
-        gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
-        ranks = stage_nodes(gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
+        ranks = stage_nodes(self.gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
         return [np.array(of_stage).reshape(parallel.data, parallel.tensor_size) for of_stage in ranks]
 
     def rooms_gib(self, training: Training) -> list[Floats]:

@@ -32,8 +32,7 @@ def by_replica(training: Training, nodes: Nodes) -> Pipelines:
     lines, parallel = on_nodes(training, nodes), training.parallel
     if len(nodes.kinds) == 1 or parallel.data == 1:
         return lines
-    gpus = tuple(nodes.kinds[kind].gpus for kind in nodes.orders[0])
-    places = _places(gpus, parallel.tensor_size, parallel.data, parallel.pipeline, parallel.micro_batches_of)
+    places = _places(nodes.gpus, parallel.tensor_size, parallel.data, parallel.pipeline, parallel.micro_batches_of)
     if not places:
         return lines
     times = nodes.gpu_times(training, [times_on(kind, training) for kind in nodes.kinds])

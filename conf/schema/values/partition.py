@@ -93,7 +93,8 @@ class Shares:
 
     def of(self, micro_batches: int) -> tuple[int, ...]:
         """Those of each replica; `micro_batches` is a multiple of `least`."""
-        return tuple(micro_batches * number // sum(self.numbers) for number in self.numbers)
+        whole = sum(self.numbers)
+        return tuple(micro_batches * number // whole for number in self.numbers)
 
     def fitted(self, micro_batches: int) -> Shares:
         """The nearest shares of so many micro-batches, no fewer than there are replicas, none being 0.

@@ -273,8 +273,7 @@ class _UnlikeNodes(Nodes):
         sized = self._by_size or messages.longest > messages.shortest
         key = (self._sizes_of(training), training.parallel.tensor_size, training.parallel.data) if sized else None
         if key not in self._known:
-            gpus = tuple(self.kinds[kind].gpus for kind in self.orders[0])
-            placed = place_heterogeneous(gpus, self._layout)
+            placed = place_heterogeneous(self.gpus, self._layout)
             self._known[key] = on_pairs(self.kinds, self.orders, training, placed)
         placed_links = self._known[key]
         if not training.shares_by_memory:
