@@ -238,11 +238,12 @@ def explore_stages(
                 if bound > closing.fastest:
                     least = min(least, bound)
                     continue
-                if search.over(for_all) and place not in search.searched:
+                over, known = search.over(for_all), search.searched.get(place)
+                if over and known is None:
                     closing.put_off(bound, partial(search.build, place))
                     left += 1
                     continue
-                found = search.search(place)
+                found = known if over and known else search.search(place)
                 found.one.rule_out(min(closing.fastest, math.nextafter(found.seconds, 0.0)))
                 if found.partition is None or found.one.bound > closing.fastest:
                     least = min(least, found.one.bound)
