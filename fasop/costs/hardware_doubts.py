@@ -80,14 +80,14 @@ def _gpu_doubts(where: str, gpu: Gpu) -> Iterator[str]:
             )
     if not (known is UNKNOWN or SLOW_RATE * bandwidth <= gpu.memory_gb_per_s) or gpu.memory_gb_per_s > RATE * bandwidth:
         yield (
-            f"{where}.memory_gb_per_s={gpu.memory_gb_per_s:g}, but the memory of {gpu.name} has {bandwidth:g} GB/s at "
-            f"most; check the value and its unit"
+            f"{where}.memory_gb_per_s={gpu.memory_gb_per_s:g}, but {bandwidth:g} GB/s is the most that the memory of "
+            f"{gpu.name} has, and less than a quarter of it is not usual; check the value and its unit"
         )
     gigabytes = min([memory, *(int(size) for size in re.findall(r"(\d+) ?GB", gpu.name, re.IGNORECASE))])
-    if gpu.memory_gib >= gigabytes:
+    if gpu.memory_gib > gigabytes:  # of which drivers tell all, or what they leave
         yield (
-            f"{where}.memory_gib={gpu.memory_gib:g}, but {gpu.name} has {gigabytes:g} GB at most, of which the driver "
-            f"keeps some; give the total of nvidia-smi, MiB / 1024"
+            f"{where}.memory_gib={gpu.memory_gib:g}, but {gpu.name} has {gigabytes:g} at most; give the total of "
+            f"nvidia-smi, MiB / 1024"
         )
     low, high = HOST_GB_PER_S
     if gpu.host_gb_per_s < low or (gpu.host_gb_per_s > high and not re.search(r"\bG[HB]\d", gpu.name)):
@@ -158,7 +158,9 @@ def latency_doubts(key: str, us: float, gbit_per_s: float | None) -> Iterator[st
 
 
 def _known(name: str) -> tuple[float, float, float, float]:
-    """The figures of the data sheet of a GPU with this name."""
+    """The figures of the data sheet of a GPU with this name; parts of one have others."""
+    if re.search(r"\b(MIG|vGPU|GRID)\b", name, re.IGNORECASE):
+        return UNKNOWN
     return KNOWN.get(_listed(name), UNKNOWN)
 
 

@@ -12,7 +12,7 @@ from fasop.costs.hardware_doubts import latency_doubts
 OTHER = 2.0
 """How many times directions may differ, or a pair may be faster than its groups' own links."""
 UNLIKE = 500.0
-"""How many times faster the nodes of one group may send than those of another."""
+"""How many times as much a network card of one group may carry as one of another."""
 LEAST_GBIT_PER_S = 1e-3
 
 
@@ -27,12 +27,12 @@ def link_doubts(groups: Mapping[str, NodeGroup], links: Mapping[tuple[str, str],
                 f"with {card:g} Gbit/s (inter_gbit_per_s={group.inter_gbit_per_s:g}, nics={group.nics}); check both "
                 f"values, or measure again"
             )
-    rates = {name: group.inter_gbit_per_s for name, group in groups.items()}
+    rates = {name: group.inter_gbit_per_s / group.nics for name, group in groups.items()}
     slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
     if rates[fast] > UNLIKE * rates[slow]:
         yield (
-            f"cluster.groups.{slow}.inter_gbit_per_s={rates[slow]:g}, but {fast} has {rates[fast]:g}; check both "
-            f"values and their units"
+            f"cluster.groups.{slow}.inter_gbit_per_s={groups[slow].inter_gbit_per_s:g}, but a network card of {fast} "
+            f"carries {rates[fast]:g}; check both values and their units"
         )
     if any(row != column for row, column in links):
         for pair in combinations(groups, 2):

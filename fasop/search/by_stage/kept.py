@@ -52,7 +52,7 @@ def relieved(
         until: CPU seconds of this process, from which on nothing new is begun.
     """
     parallel = plan.training.parallel
-    if parallel.pipeline == 1 or not parallel.alike or parallel.stream is not None:
+    if parallel.pipeline == 1 or not parallel.alike or parallel.stream is not None or time.process_time() > until:
         return None
     zero = parallel.zero if isinstance(parallel.zero, int) else int(parallel.sharded_optimizer)
     whole: Kept = zero, parallel.any_offload, parallel.recompute
@@ -74,17 +74,19 @@ def relieved(
                 if time.process_time() <= until and seconds(kept) < seconds(found_here):
                     found_here = kept
         best = min(best, found_here, key=seconds)
-    table = None
+    found, table = _with(plan, best), None
+    predicted = predict_plan(found)
     if not (parallel.schedule.definition.has_chunks or plan.training.shares_by_memory) and plan.training.blocks.alike:
-        table = _LayersTable.of(plan, best, fewer)
+        table = _LayersTable.of(plan, best, _fewer(whole[2], plan.training.blocks.layers) if recomputes else fewer)
         layers = table.shortest(plan.partition.layers, until)
-        best = tuple((*of_stage[:2], way) for of_stage, way in zip(best, table.ways(layers), strict=True))
+        kept = tuple((*of_stage[:2], way) for of_stage, way in zip(best, table.ways(layers), strict=True))
         training = replace(plan.training, parallel=replace(parallel, partition=layers))
-        plan = replace(plan, training=training, partition=Partition(layers))
+        moved = _with(replace(plan, training=training, partition=Partition(layers)), kept)
+        # What a stage takes at least is less than it takes where sums hide behind longer passes.
+        if (then := predict_plan(moved)).iteration_s < predicted.iteration_s:
+            best, found, predicted = kept, moved, then
     if len({*best}) == 1 and best[0][2] is whole[2]:  # which the search has gone through with all its partitions
         return None
-    found = _with(plan, best)
-    predicted = predict_plan(found)
     floor = min(_of_work(plan), predicted.iteration_s)
     return replace(
         found,

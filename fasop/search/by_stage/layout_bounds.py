@@ -117,8 +117,8 @@ class PlacedLayouts:
                 back, least_back = (
                     each if way.sums else until_returned(schedule, lag, each, first=first) for each in (batches, fewest)
                 )
-                own = _largest(own, batches * kind.forward + back * kind.backward, kind.present)
-                hidden = _largest(hidden, filling(schedule) * kind.backward, kind.present)
+                own = largest_present(own, batches * kind.forward + back * kind.backward, kind.present)
+                hidden = largest_present(hidden, filling(schedule) * kind.backward, kind.present)
                 ends = _smallest(ends, fewest * kind.ends[0] + least_back * kind.ends[1], kind.present)
             trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, way.back)
             embedding = self._trip([kind.embedding for kind in costs], costs, way.back)
@@ -359,7 +359,7 @@ class PlacedLayouts:
         return self._kept("ending", one.gradient_bytes, lambda every: every._links.embedding(one))
 
 
-def _largest(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
+def largest_present(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
     return np.maximum(found, np.where(present, seconds, 0.0))
 
 

@@ -136,7 +136,7 @@ class _Search:
             found = _Searched(one, None, math.inf, balanced=False)
         elif found.balanced or begin is not None:
             return found
-        if found.one.bound <= self.closing.fastest:
+        if math.isfinite(found.one.bound) and found.one.bound <= self.closing.fastest:
             partition, seconds, steps = found.one.search(NEAR * self.closing.fastest, begin)
             self.work += steps
             self.closing.keep(found.one, partition, seconds)

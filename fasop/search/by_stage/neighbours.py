@@ -11,7 +11,7 @@ import numpy as np
 from fasop.costs.arrays import Floats
 from fasop.costs.training import Training
 from fasop.search.by_stage.bounds import Work
-from fasop.search.by_stage.layout_bounds import PlacedLayouts, _largest
+from fasop.search.by_stage.layout_bounds import PlacedLayouts, largest_present
 from fasop.search.space.candidates import divisors
 from fasop.simulation.on_nodes import step_s_per_parameter
 from megatron_ext.contract.layout import Layout
@@ -152,7 +152,7 @@ class Sketches(PlacedLayouts):
             forward, backward = kind.forward * units + kind.ends[0], kind.backward * units + kind.ends[1]
             sums = scattered * (1 if parallel.sharded_optimizer else 2) - one.overlaps * kind.backward * units
             step = step_s_per_parameter(self._kinds[self._names[kind.number]], one) * stepped
-            whole = _largest(whole, most * (forward + backward) + np.maximum(sums, 0.0) + step, kind.present)
+            whole = largest_present(whole, most * (forward + backward) + np.maximum(sums, 0.0) + step, kind.present)
         share = parallel.schedule.definition.input_share
         every = [[(kind.forward, kind.backward) for kind in costs], [kind.ends for kind in costs]]
         of_unit, ends = (np.where(layouts.exists, self._trip(times, costs, share), 0.0) for times in every)

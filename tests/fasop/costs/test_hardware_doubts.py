@@ -48,7 +48,6 @@ def wrong(key: str, value: object) -> list[str]:
         ("gpu2.inter_latency_us", 20_000.0),  # ns
         ("hgx.intra_latency_us", 5000.0),
         ("a10.memory_gib", 22_732.0),  # MiB
-        ("a10.memory_gib", 24.0),  # GB
         ("a100_40gb.memory_gib", 80.0),
         ("a10.fp16_tflops", 0.125),  # PFLOPS
         ("a10.fp16_tflops", 125_000.0),  # GFLOPS
@@ -98,6 +97,9 @@ def nodes(
     ("device", "group"),
     [
         (gpu("RTX3090", 23.69, 35.6, 71, 71, 936), nodes(2, 100, 1, 50)),
+        (gpu("NVIDIA A100-SXM4-80GB", 80.0, 19.5, 312, 312, 2039), nodes(8, 2400, 400, 30, 4)),  # all of its memory
+        (gpu("NVIDIA GeForce RTX 3090", 24.0, 35.6, 71, 71, 936), nodes(2, 100, 1, 50)),
+        (gpu("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4.75, 2.8, 44.6, 44.6, 222), nodes(7, 100, 25)),
         (gpu("GTX 1080 Ti", 10.9, 11.3, 0.177, 11.3, 484, 12), nodes(2, 100, 1, 50)),
         (gpu("RTX 2080 Ti", 10.7, 13.4, 53.8, 13.4, 616, 12), nodes(4, 90, 10)),
         (gpu("NVIDIA GeForce RTX 4090", 23.6, 82.6, 165, 165, 1008), nodes(8, 200, 10, 50)),
