@@ -126,7 +126,7 @@ class Parallelism(PlacedPlan):
             context=self.context,
             partition=str(_by_island([str(one.partition) for one in own])) if own else partition,
             sequence_parallel=self.sequence_parallel,
-            recompute=self.recompute,
+            recompute=self._launched_recompute(),
             sharded_optimizer=self.sharded_optimizer,
             zero=run_length_text(self.zero, "-") if isinstance(self.zero, tuple) else self.zero,
             shards=self.shards,
@@ -148,6 +148,18 @@ class Parallelism(PlacedPlan):
             depth=None if self.depth is None else "-".join(map(str, self.depth)),
             node_order=None if self.node_order is None else str(NodeOrder(self.node_order)),
         )
+
+    def _launched_recompute(self) -> Recompute:
+        """Return what a launch takes, which refuses more layers than any stage has."""
+        of_stages = [
+            sum(one.partition[stage :: one.pipeline])
+            for one in self.own_plans or (self,)
+            if one.partition is not None
+            for stage in range(one.pipeline)
+        ]
+        most = max(of_stages, default=0)
+        alone = len(self.recompute.stages) == 1 and (self.recompute.layers or 0) > most > 0
+        return Recompute.full if alone else self.recompute
 
     @cached_property
     def layout(self) -> Layout:

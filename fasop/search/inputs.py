@@ -155,6 +155,12 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     for size in given.get("tensor", ()):
         if isinstance(training.model, MeasuredModule) and size in training.model.refused:
             raise SearchError(training.model.refused[size])
+    for way in given.get("recompute", ()):
+        if (way.layers or 0) > (most := training.blocks.layers):
+            raise SearchError(
+                f"parallel.recompute={way} computes {way.layers} layers of a stage again, but the model has {most}; "
+                "use full for all layers"
+            )
     if of_module:
         _require_same_blocks(training, cfg, counted)
     if parallel.streams is not None:  # which go with few plans

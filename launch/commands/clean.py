@@ -24,7 +24,7 @@ from conf.schema.containers import IMAGE_SUFFIX
 from conf.schema.experiment import Cluster
 from conf.visible import size_text, span, visible
 from launch.commands import doctor, profile
-from launch.commands.run_arguments import add_runs_dir
+from launch.commands.run_arguments import add_runs_dir, runs_folder
 from launch.commands.runs import listed
 from launch.control.stop import is_over
 from launch.errors import LaunchError
@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
 
     Raises:
         LaunchError: something could not be removed; what could be, is.
+        RunFolderError: the folder of runs is not there, or cannot be listed.
     """
     arguments = parser().parse_args(argv)
     found = list(_found(arguments))
@@ -94,7 +95,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _found(arguments: argparse.Namespace) -> Iterator[Leftover]:
-    runs, scratch, days = arguments.runs_dir, arguments.scratch, arguments.older_than
+    runs, scratch, days = runs_folder(arguments), arguments.scratch, arguments.older_than
     image_dir = arguments.image_dir or runs.absolute().parent / "images"
     quick = (unfinished_runs(runs), short_jobs(runs), dead_links(runs), locks(scratch))
     slow = (images(image_dir, runs), containers(scratch))

@@ -168,7 +168,8 @@ def proved(least: float, first: Plan, by_stage: Looked | None, *, closer: bool) 
     sentences = (_of_even(least, first), _of_stages(first, by_stage), best_layers(first.gap))
     gaps = [1 - least / first.total, first.gap, *([1 - by_stage.least / first.total] if by_stage else [])]
     hint = " prove=true may tighten these bounds." if closer and max(gaps) > OPTIMAL else ""
-    return f"Proved: {' '.join(filter(None, sentences))}{hint}"
+    proofs = " ".join(filter(None, sentences))
+    return f"Proved: {proofs[0].lower()}{proofs[1:]}{hint}"
 
 
 def front(plans: Sequence[Plan], expense: str, tried: int) -> str:
@@ -184,6 +185,8 @@ def front(plans: Sequence[Plan], expense: str, tried: int) -> str:
 
 
 def _of_even(least: float, first: Plan) -> str:
+    if math.isinf(least):  # there are none
+        return ""
     if least > first.total:
         return "every plan with equal shares and equal stages among these combinations is slower than the first."
     gap = 1 - least / first.total

@@ -11,10 +11,14 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from fasop.costs.memory.amounts import GIB
 from fasop.costs.memory.stages import stage_memory
+from fasop.costs.parallelism import Parallelism
+from fasop.errors import SearchError
+from fasop.search import inputs
 from fasop.search.space.choices import split
 from fasop.simulation.linear import Again, Linear
 from fasop.simulation.predict import predict
 from launch.control.planning.plan import make_plan
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_check import PlanFault
 from tests.support.fasop.plans import training
@@ -110,3 +114,17 @@ def test_a_search_tries_the_numbers_that_it_is_given() -> None:
     given, _ = split(["parallel.recompute=none,full:3,full"])
     assert given == {"recompute": ("none", "full:3", "full")}
     assert [one.layers for one in given["recompute"]] == [None, 3, None]
+
+
+def test_a_search_refuses_more_layers_than_the_model_has() -> None:
+    words = [*WORDS[:2], "parallel.recompute=none,full:99"]
+    with pytest.raises(
+        SearchError, match=r"^parallel\.recompute=full:99 computes 99 layers .* has 6; use full for all"
+    ):
+        inputs.read(words)
+
+
+@pytest.mark.parametrize(("layers", "launched"), [((2, 4), "full:3"), ((3, 3), "full:3"), ((2, 2), "full")])
+def test_a_plan_is_launched_with_no_more_layers_than_a_stage_has(layers: tuple[int, ...], launched: str) -> None:
+    one = Parallelism(global_batch_size=4, pipeline=2, partition=layers, recompute=Recompute("full:3"))
+    assert one.configured().recompute == launched

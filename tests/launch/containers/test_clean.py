@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from conf.schema.containers import ImageReference
 from conf.schema.experiment import ContainerKind
@@ -110,6 +111,11 @@ def test_without_leave_it_lists_and_removes_nothing(
     run = unfinished(tmp_path / "runs")
     assert listed(capsys, *options) == ["unfinished launch"]
     assert run.path.exists()
+
+
+def test_a_folder_of_runs_that_is_not_there_is_an_error_that_names_it(options: list[str], tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match=rf"^--runs-dir {tmp_path}/nosuch: No such file or directory; give a "):
+        clean.main([*options, f"--runs-dir={tmp_path}/nosuch"])
 
 
 def test_a_launch_that_was_cut_off_goes_with_its_link_and_the_empty_folder_of_its_name(

@@ -208,6 +208,7 @@ def test_replicas_that_cannot_take_equally_many_take_one_more_or_less() -> None:
     assert predict_plan(best).iteration_s == pytest.approx(best.total)
     only_thirds = best_plans(read([*words, "parallel.data=3"]), Arguments(leave_out=False))
     assert only_thirds.plans[0].parallel == best.parallel
+    assert "equal shares" not in only_thirds.summary[-1]  # there is no such plan
     assert (
         "All plans have unequal shares, such as 11*2-10: no number of replicas divides the batch evenly."
         in only_thirds.summary
