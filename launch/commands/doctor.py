@@ -110,9 +110,9 @@ def data_check(experiment: Experiment, preflight: Preflight) -> Check:
     try:
         doubts = preflight(experiment)
     except TdppError as error:
-        return Check(level=Level.error, where=HERE, what="data", text=str(error))
+        return Check(Level.error, HERE, "data", str(error))
     fine = f"{experiment.data.prefix} suits model {experiment.model.name}"
-    return Check(level=Level.warning if doubts else Level.ok, where=HERE, what="data", text="; ".join(doubts) or fine)
+    return Check(Level.warning if doubts else Level.ok, HERE, "data", "; ".join(doubts) or fine)
 
 
 def _examine(
@@ -122,7 +122,7 @@ def _examine(
     try:
         run = submit(checkup, overrides, worker, for_itself=True)
     except TdppError as error:
-        return None, [Check(level=Level.error, where=HERE, what="jobs", text=str(error))]
+        return None, [Check(Level.error, HERE, "jobs", str(error))]
     checks = []
     with stopped_if_interrupted(run):
         given_up = wait(run, wait_min, RUN_MIN, "--wait-min", _examining)
@@ -131,7 +131,7 @@ def _examine(
         seen = observe(run)
         end(run)
     if given_up is not None:
-        checks.append(Check(level=Level.error, where=HERE, what="jobs", text=given_up))
+        checks.append(Check(Level.error, HERE, "jobs", given_up))
     plan = run.read_plan()
     groups = tuple(node.group for node in plan.nodes)
     case = Case(
@@ -170,7 +170,7 @@ def from_history(hosts: Sequence[Host], examined: Sequence[tuple[str, str | None
                 f"profiles may not hold ('tdpp profile' measures them again)"
             )
         found += [f"{host.name} - {other}: {why}" for other, why in host.links.items() if other in names]
-        yield from (Check(level=Level.warning, where=group, what="history", text=text) for text in found)
+        yield from (Check(Level.warning, group, "history", text) for text in found)
 
 
 def _readings(path: Path) -> tuple[GpuEntry, ...]:

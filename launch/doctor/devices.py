@@ -27,9 +27,9 @@ def devices(experiment: Experiment, cuda: bool, group: str, nodes: Sequence[Node
         )
         faults = [
             Fault(
-                level=Level.warning,
-                node=node.name,
-                text=f"{plural(node.cpus, 'CPU')} for {plural(node.wanted, 'rank')}: "
+                Level.warning,
+                node.name,
+                f"{plural(node.cpus, 'CPU')} for {plural(node.wanted, 'rank')}: "
                 + way_out.format(group=group, wanted=node.wanted),
             )
             for node in nodes
@@ -51,7 +51,7 @@ def _gpu_faults(experiment: Experiment, group: str, node: NodeFindings) -> Itera
     first = next((rank for rank in node.ranks if rank.torch), None)
     if first is None:
         if node.ranks and node.problem:
-            yield Fault(level=Level.error, node=node.name, text=node.problem)
+            yield Fault(Level.error, node.name, node.problem)
         return
     if len(first.gpus) < node.wanted:
         why = first.failed if first.failed and not first.gpus else f"torch sees {len(first.gpus)}"
@@ -59,15 +59,15 @@ def _gpu_faults(experiment: Experiment, group: str, node: NodeFindings) -> Itera
             f"{why}, but the plan needs {node.wanted} x {gpu.name} (cluster.groups.{group}.gpus_per_node); make sure "
             f"that gres ({config.gres}) gives them to the job, or plan with the GPUs that are there"
         )
-        yield Fault(level=Level.error, node=node.name, text=text)
+        yield Fault(Level.error, node.name, text)
         return
     for rank in node.ranks:
         if rank.failed and rank.stage == ALONE:
-            yield Fault(level=Level.error, node=node.name, text=f"rank {rank.rank}: {rank.failed}")
+            yield Fault(Level.error, node.name, f"rank {rank.rank}: {rank.failed}")
     others = {name for name in first.gpus if not gpu.is_called(name)}
     if others:
         text = f"found {', '.join(sorted(others))}, but cluster.groups.{group}.gpu={config.gpu} is {gpu.name}"
-        yield Fault(level=Level.warning, node=node.name, text=text)
+        yield Fault(Level.warning, node.name, text)
     for rank in node.ranks:
         if rank.memory is not None:
             yield from _memory_faults(node, rank, rank.memory, config.gpu, gpu.memory_gib)
@@ -79,10 +79,10 @@ def _memory_faults(
     free, total = memory[0] / GIB, memory[1] / GIB
     if total < MEMORY_SHARE * wanted_gib:
         text = f"its GPU has {total:.1f} GiB, but cluster.gpus.{key}.memory_gib={wanted_gib:g}"
-        yield Fault(level=Level.warning, node=node.name, text=text)
+        yield Fault(Level.warning, node.name, text)
     if free < FREE_SHARE * total:
         text = f"the GPU of rank {rank.rank} has only {free:.1f} of {total:.1f} GiB free: another process uses it"
-        yield Fault(level=Level.warning, node=node.name, text=text)
+        yield Fault(Level.warning, node.name, text)
 
 
 def gpu_health(group: str, readings: Mapping[str, Sequence[GpuEntry]]) -> Iterator[Check]:
@@ -96,11 +96,11 @@ def _driver_faults(node: str, entries: Sequence[GpuEntry]) -> Iterator[Fault]:
     held: dict[int, dict[str, None]] = {}
     for entry in entries:
         if isinstance(entry, GpuTrouble):
-            yield Fault(level=Level.warning, node=node, text=entry.text)
+            yield Fault(Level.warning, node, entry.text)
             continue
         for gpu in entry.gpus:
             held.setdefault(gpu.index, {}).update(dict.fromkeys(gpu.throttled))
     for index, reasons in held.items():
         if reasons:
             text = f"GPU {index} lowers its clocks: {', '.join(reasons)}; {WAYS_OUT[next(iter(reasons))]}"
-            yield Fault(level=Level.warning, node=node, text=text)
+            yield Fault(Level.warning, node, text)

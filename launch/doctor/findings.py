@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from conf.run_folder.json_values import typed
 from conf.run_folder.rundir import RunDir
 from megatron_ext.contract.plan_parts import Node
 
@@ -25,7 +26,7 @@ class Level(StrEnum):
 _WEIGHT = list(Level)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Check:
     """One line."""
 
@@ -36,7 +37,7 @@ class Check:
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """Something that is wrong with one node."""
 
@@ -57,7 +58,7 @@ def check(where: str, what: str, faults: Iterable[Fault], fine: str, advice: str
         level = max(level, fault.level, key=_WEIGHT.index)
     named = [f"{', '.join(names)}: {text}" for text, names in nodes.items()]
     text = "; ".join([*named, *([advice] if advice else [])]) if named else fine
-    return Check(level=level, where=where, what=what, text=text)
+    return Check(level, where, what, text)
 
 
 ALONE = "alone"
@@ -66,13 +67,12 @@ ALONE = "alone"
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """What two ranks measured between them."""
+    """What a rank measured between it and another one."""
 
-    first: int
-    second: int
+    to: int
     latency_us: float
-    gbit_per_s: tuple[float, float]
-    """From the first to the second, and back."""
+    gbit_per_s: float
+    gbit_per_s_back: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +121,16 @@ class Taken:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Looked:
+    """What a node found at a path: the bytes of a file, or the folder where index maps would be written; or an error,
+    why there is neither."""
+
+    bytes: int | None = None
+    folder: Path | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeFindings:
     """What was found on a node, as far as it came."""
 
@@ -132,10 +142,10 @@ class NodeFindings:
     python: str
     cpus: int
     """That its processes may use."""
-    files: Mapping[str, int | str]
-    """The bytes of each file, by path, or why it cannot be read."""
-    maps: Mapping[str, Path | str]
-    """Where the index maps of a corpus would be written, by its prefix, or why they cannot be."""
+    files: Mapping[str, Looked]
+    """The data and weights, by path."""
+    maps: Mapping[str, Looked]
+    """The index maps, by the prefix of a corpus."""
     disk: int | None
     shared_memory: int | None
     """Bytes free: where the run folder is, and in /dev/shm."""
@@ -149,7 +159,7 @@ class NodeFindings:
     """Why another node's address of that library cannot be reached, by its name."""
     problem: str | None = None
     """Why its ranks could not meet others."""
-    unreached: Mapping[str, str]
+    unreached: Mapping[str, str] = field(default_factory=dict)
     """Why another node cannot be reached, by its name."""
     ranks: tuple[RankFindings, ...] = ()
 
@@ -167,54 +177,11 @@ def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
 
 def _node(run: RunDir, node: Node, content: Mapping[str, Any]) -> NodeFindings:
     codes = content.get("exit_codes", {})
-    contents = ((rank, run.read_json(run.doctor_rank(rank))) for rank in node.ranks)
-    return NodeFindings(
-        name=node.name,
-        group=node.group,
-        wanted=len(node.ranks),
-        host=content["host"],
-        python=content["python"],
-        cpus=content["cpus"],
-        files={
-            path: found["bytes"] if "bytes" in found else found["error"] for path, found in content["files"].items()
-        },
-        maps={
-            prefix: Path(found["folder"]) if "folder" in found else found["error"]
-            for prefix, found in content["maps"].items()
-        },
-        disk=content["disk"],
-        shared_memory=content["shared_memory"],
-        address=content["address"][0] if "address" in content else None,
-        interface=content.get("interface"),
-        taken=Taken(**content["taken"]) if "taken" in content else None,
-        unreached_messages=content.get("unreached_messages", {}),
-        problem=content.get("problem"),
-        unreached=content.get("unreached", {}),
-        ranks=tuple(_rank(rank, found, codes.get(str(rank))) for rank, found in contents if found is not None),
-    )
-
-
-def _rank(rank: int, content: Mapping[str, Any], exit_code: int | None) -> RankFindings:
-    plain = ("stage", "torch", "nccl", "engine", "no_engine", "failed", "symptom", "hindrance", "all_reduce_ms")
-    return RankFindings(
-        rank=rank,
-        exit_code=exit_code,
-        gpus=tuple(content.get("gpus", ())),
-        memory=_pair(content.get("memory")),
-        clock=_pair(content.get("clock")),
-        links=tuple(_link(rank, link) for link in content.get("links", ())),
-        **{key: content[key] for key in plain if key in content},
-    )
-
-
-def _link(rank: int, content: Mapping[str, Any]) -> Link:
-    return Link(
-        first=rank,
-        second=content["to"],
-        latency_us=content["latency_us"],
-        gbit_per_s=(content["gbit_per_s"], content["gbit_per_s_back"]),
-    )
-
-
-def _pair(numbers: Any) -> tuple[int, int] | None:
-    return None if numbers is None else (int(numbers[0]), int(numbers[1]))
+    ranks = [
+        {**found, "rank": rank, "exit_code": codes.get(str(rank))}
+        for rank in node.ranks
+        if (found := run.read_json(run.doctor_rank(rank))) is not None
+    ]
+    known = {"name": node.name, "group": node.group, "wanted": len(node.ranks), "ranks": ranks}
+    address = next(iter(content.get("address", ())), None)  # without its port
+    return typed(NodeFindings, {**content, **known, "address": address}, str(run.doctor_node(node.name)))

@@ -68,7 +68,7 @@ def judge(case: Case) -> list[Check]:
 
 
 def _nodes(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
-    lost = [Fault(level=Level.error, node=node, text=why) for node, why in case.lost.get(group, {}).items()]
+    lost = [Fault(Level.error, node, why) for node, why in case.lost.get(group, {}).items()]
     kind = case.experiment.container.kind
     inside = "" if kind is ContainerKind.none else f", in a container of {kind}"
     return check(group, "nodes", lost, ", ".join(node.host for node in nodes) + inside)
@@ -77,7 +77,7 @@ def _nodes(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
 def _runs_dir(case: Case, group: str) -> Iterator[Check]:
     """Reports only what is wrong: what a node writes is in that folder, and `disk` says how much room it has there."""
     faults = [
-        Fault(level=Level.error, node=node, text=unseen.message(case.experiment.runs_dir))
+        Fault(Level.error, node, unseen.message(case.experiment.runs_dir))
         for of, node, unseen in case.unseen
         if of == group
     ]
@@ -90,12 +90,12 @@ def _software(group: str, nodes: Sequence[NodeFindings]) -> Check:
     for node in nodes:
         torch = next((rank.torch for rank in node.ranks if rank.torch), None)
         if not node.ranks and node.problem:
-            faults.append(Fault(level=Level.error, node=node.name, text=node.problem))
+            faults.append(Fault(Level.error, node.name, node.problem))
         elif _version(node.python) < LEAST_PYTHON or (torch and _version(torch) < LEAST_TORCH):
             text = f"python {node.python} and torch {torch}; ranks need Python 3.8 and torch 2.0 or newer"
-            faults.append(Fault(level=Level.error, node=node.name, text=text))
+            faults.append(Fault(Level.error, node.name, text))
         elif (why := next((rank.no_engine for rank in node.ranks if rank.no_engine), None)) is not None:
-            faults.append(Fault(level=Level.error, node=node.name, text=why))
+            faults.append(Fault(Level.error, node.name, why))
     return check(group, "software", faults, "; ".join(dict.fromkeys(map(_versions, nodes))))
 
 
@@ -131,14 +131,12 @@ def _data(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
         wrong: dict[str, list[str]] = {}
         for path, found in node.files.items():
             there = first.files[path]
-            if isinstance(found, str):
-                wrong.setdefault(found, []).append(path)
-            elif isinstance(there, int) and found != there:
-                wrong.setdefault(f"{found} bytes, but {there} on {first.name}", []).append(path)
-        faults += [
-            Fault(level=Level.error, node=node.name, text=f"{', '.join(paths)}: {why}") for why, paths in wrong.items()
-        ]
-    total = sum(size for size in first.files.values() if isinstance(size, int))
+            if found.error is not None:
+                wrong.setdefault(found.error, []).append(path)
+            elif there.error is None and found != there:
+                wrong.setdefault(f"{found.bytes} bytes, but {there.bytes} on {first.name}", []).append(path)
+        faults += [Fault(Level.error, node.name, f"{', '.join(paths)}: {why}") for why, paths in wrong.items()]
+    total = sum(found.bytes or 0 for found in first.files.values())
     links = (
         ""
         if case.experiment.container.kind is ContainerKind.none
@@ -153,16 +151,18 @@ def _maps(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Che
     faults = []
     for node in nodes:
         for prefix, place in node.maps.items():
-            if isinstance(node.files.get(f"{prefix}.bin"), str):  # without data there are no maps
+            if (
+                data := node.files.get(f"{prefix}.bin")
+            ) is not None and data.error is not None:  # then there are no maps
                 continue
-            if isinstance(place, str):
-                faults.append(Fault(level=Level.error, node=node.name, text=place))
-            elif case.experiment.data.cache is None and place != Path(prefix).parent:
+            if place.error is not None:
+                faults.append(Fault(Level.error, node.name, place.error))
+            elif case.experiment.data.cache is None and place.folder != Path(prefix).parent:
                 text = (
-                    f"{prefix} is read-only, so its index maps go to {place}; to share them with other nodes or later "
-                    f"containers, set data.cache=FOLDER"
+                    f"{prefix} is read-only, so its index maps go to {place.folder}; to share them with other nodes "
+                    f"or later containers, set data.cache=FOLDER"
                 )
-                faults.append(Fault(level=Level.warning, node=node.name, text=text))
+                faults.append(Fault(Level.warning, node.name, text))
     if faults:
         yield check(group, "index maps", faults, "")
 
@@ -179,10 +179,10 @@ def _disk(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Check:
                 f"train.keep_checkpoints={train.keep_checkpoints} and a new one take {size_text(wanted)}"
             )
             level = Level.error if node.disk < one else Level.warning
-            faults.append(Fault(level=level, node=node.name, text=text))
+            faults.append(Fault(level, node.name, text))
         if case.cuda and node.shared_memory is not None and node.shared_memory < SHARED_MEMORY:
             text = f"{size_text(node.shared_memory)} free in /dev/shm; NCCL wants {size_text(SHARED_MEMORY)}"
-            faults.append(Fault(level=Level.warning, node=node.name, text=text))
+            faults.append(Fault(Level.warning, node.name, text))
     free = min((node.disk for node in nodes if node.disk is not None), default=0)
     needed = f"; a checkpoint takes {size_text(one)}" if one else ""
     return check(group, "disk", faults, f"{size_text(free)} free in runs_dir{needed}")
@@ -205,7 +205,7 @@ def _together(case: Case) -> Iterator[Check]:
             f"torch {torch}, NCCL {nccl} on {', '.join(names)}" for (torch, nccl), names in versions.items()
         )
         text = f"{found}: collectives hang between different versions; use the same image or environment on every node"
-        yield Check(level=Level.error, where="all nodes", what="software", text=text)
+        yield Check(Level.error, "all nodes", "software", text)
     if case.images:
         yield _image(case)
     yield _all_reduce(case)
@@ -221,9 +221,9 @@ def _image(case: Case) -> Check:
         nodes.setdefault(image, []).append(name)
     text = "; ".join(f"{image} on {', '.join(names)}" for image, names in nodes.items())
     if len(nodes) == 1:
-        return Check(level=Level.ok, where="all nodes", what="image", text=text)
+        return Check(Level.ok, "all nodes", "image", text)
     way_out = f"put the same container.image={case.experiment.container.image} on every node, and set container.digest"
-    return Check(level=Level.error, where="all nodes", what="image", text=f"{text}: {way_out}")
+    return Check(Level.error, "all nodes", "image", f"{text}: {way_out}")
 
 
 def _all_reduce(case: Case) -> Check:
@@ -232,10 +232,10 @@ def _all_reduce(case: Case) -> Check:
     times = [rank.all_reduce_ms for _, rank in ranks if rank.all_reduce_ms is not None]
     if len(times) == count:
         text = f"correct on {'all ' if count > 1 else ''}{plural(count, 'rank')}, 1 MiB in {max(times):.1f} ms"
-        return Check(level=Level.ok, where="all nodes", what="all-reduce", text=text)
+        return Check(Level.ok, "all nodes", "all-reduce", text)
     lost = [name for nodes in case.lost.values() for name in nodes]
     why = _causes(ranks) or "not tried: " + (f"{', '.join(lost)} did not join" if lost else "not every rank joined")
-    return Check(level=Level.error, where="all nodes", what="all-reduce", text=why)
+    return Check(Level.error, "all nodes", "all-reduce", why)
 
 
 def _causes(ranks: Sequence[tuple[NodeFindings, RankFindings]]) -> str:
@@ -270,6 +270,6 @@ def _clocks(case: Case) -> Check:
             known.append(uncertainty)
             if abs(ahead) - uncertainty > CLOCK_S:
                 text = f"its clock is {ahead:+.1f} s off {zero}'s; synchronise the nodes' clocks (chrony, ntpd)"
-                faults.append(Fault(level=Level.warning, node=node.name, text=text))
+                faults.append(Fault(Level.warning, node.name, text))
     fine = f"at most {max(offsets) * 1e3:.3f} ms off {zero}'s, accurate to {max(known) * 1e6:.0f} us"
     return check("all nodes", "clocks", faults, fine)

@@ -50,26 +50,26 @@ def links(experiment: Experiment, nodes: Sequence[NodeFindings]) -> Iterator[Che
         yield _judge(experiment, groups, between, (first, second), found)
     cluster = experiment.cluster
     for doubt in link_doubts(cluster.groups, pairs(cluster.links, cluster.groups)):
-        yield Check(level=Level.warning, where="cluster.links", what="links between nodes", text=doubt)
+        yield Check(Level.warning, "cluster.links", "links between nodes", doubt)
     for doubt in node_doubts(cluster.groups, {name: cluster.gpus[own.gpu] for name, own in cluster.groups.items()}):
-        yield Check(level=Level.warning, where="cluster", what="figures of nodes", text=doubt)
+        yield Check(Level.warning, "cluster", "figures of nodes", doubt)
 
 
 def measured(nodes: Sequence[NodeFindings]) -> list[Path]:
     """Links by what they share: each of those within a node is alone, those between two nodes are one path."""
     of = {rank.rank: node.name for node in nodes for rank in node.ranks}
     shared: dict[tuple[str, str, int | None], list[Link]] = {}
-    for link in (link for node in nodes for rank in node.ranks for link in rank.links):
-        if link.second not in of:  # its node is lost: reported elsewhere
+    for rank, link in [(one.rank, link) for node in nodes for one in node.ranks for link in one.links]:
+        if link.to not in of:  # its node is lost: reported elsewhere
             continue
-        ends = of[link.first], of[link.second]
-        shared.setdefault((*ends, link.first if ends[0] == ends[1] else None), []).append(link)
+        ends = of[rank], of[link.to]
+        shared.setdefault((*ends, rank if ends[0] == ends[1] else None), []).append(link)
     return [
         Path(
             ends=(first, second),
             sharing=len(together),
             latency_us=statistics.median(link.latency_us for link in together),
-            gbit_per_s=(sum(link.gbit_per_s[0] for link in together), sum(link.gbit_per_s[1] for link in together)),
+            gbit_per_s=(sum(link.gbit_per_s for link in together), sum(link.gbit_per_s_back for link in together)),
         )
         for (first, second, _), together in shared.items()
     ]
@@ -115,10 +115,10 @@ def _judge(
         figures = f"{kind}_gbit_per_s and {kind}_latency_us of {keys}"
         text += f"; check {interface}, or correct {'.'.join([KEY, *worst.groups]) if own else figures}"
     return Check(
-        level=Level.warning if worst.ratio > SLOW else Level.ok,
-        where=where,
-        what="links between nodes" if between else "links in a node",
-        text=text,
+        Level.warning if worst.ratio > SLOW else Level.ok,
+        where,
+        "links between nodes" if between else "links in a node",
+        text,
     )
 
 
@@ -153,24 +153,21 @@ def _one_way(experiment: Experiment, groups: Mapping[str, str], kind: str, path:
 def reached(group: str, nodes: Sequence[NodeFindings], works: bool) -> Check:
     """Whether a group's nodes reach all others. Where ranks met all the same, by another network, it is not what runs
     need: `works`."""
-    faults = []
-    for node in nodes:
-        whys: dict[str, list[str]] = {}
-        for name, why in node.unreached.items():
-            whys.setdefault(why, []).append(name)
-        faults += [
-            Fault(
-                level=Level.warning if works else Level.error,
-                node=node.name,
-                text=f"cannot reach {', '.join(names)} ({why})",
-            )
-            for why, names in whys.items()
-        ]
+    level = Level.warning if works else Level.error
+    faults = [fault for node in nodes for fault in _unreached(node, node.unreached, level, "")]
     advice = (
         "nodes must reach every TCP port of each other's addresses; choose the interface with "
         "cluster.environment.GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
     )
     return check(group, "ports", faults, "all nodes reach each other", advice)
+
+
+def _unreached(node: NodeFindings, others: Mapping[str, str], level: Level, what: str) -> list[Fault]:
+    """A fault for each reason why a node cannot reach others."""
+    whys: dict[str, list[str]] = {}
+    for name, why in others.items():
+        whys.setdefault(why, []).append(name)
+    return [Fault(level, node.name, f"cannot reach {what}{', '.join(names)} ({why})") for why, names in whys.items()]
 
 
 def interfaces(group: str, nodes: Sequence[NodeFindings], works: bool) -> Iterator[Check]:
@@ -182,18 +179,8 @@ def interfaces(group: str, nodes: Sequence[NodeFindings], works: bool) -> Iterat
     faults = []
     for node, taken in found:
         if taken.address is None or _is(taken.address, "is_loopback"):
-            faults.append(Fault(level=level, node=node.name, text=f"{taken}, which no other node can reach"))
-        whys: dict[str, list[str]] = {}
-        for name, why in node.unreached_messages.items():
-            whys.setdefault(why, []).append(name)
-        faults += [
-            Fault(
-                level=level,
-                node=node.name,
-                text=f"cannot reach the address that {taken.library} uses on {', '.join(names)} ({why})",
-            )
-            for why, names in whys.items()
-        ]
+            faults.append(Fault(level, node.name, f"{taken}, which no other node can reach"))
+        faults += _unreached(node, node.unreached_messages, level, f"the address that {taken.library} uses on ")
     library = found[0][1].library
     advice = f"set cluster.environment.{library.upper()}_SOCKET_IFNAME to the interface of the nodes' own network"
     places = dict.fromkeys(f"{taken.interface or taken.address}: {taken.why}" for _, taken in found)
@@ -208,9 +195,9 @@ def open_ports(experiment: Experiment, group: str, nodes: Sequence[NodeFindings]
     listening = [node for node in nodes if node.address and not _is(node.address, "is_loopback")]
     faults = [
         Fault(
-            level=Level.warning,
-            node=node.name,
-            text=f"ranks listen on {_place(node)}, a public address; choose an interface of the cluster's own network "
+            Level.warning,
+            node.name,
+            f"ranks listen on {_place(node)}, a public address; choose an interface of the cluster's own network "
             "with cluster.environment.GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, or keep others out with a firewall",
         )
         for node in listening

@@ -43,7 +43,7 @@ PYXIS_OPTION = "--container-env"
 def login_checks(experiment: Experiment, data: Check) -> Iterator[Check]:
     """Everything that can be found out without a job; each check stands alone. `data` is what was found of the data."""
     found = f"python {sys.version.split()[0]}, submitit {metadata.version('submitit')}"
-    yield Check(level=Level.ok, where=HERE, what="software", text=f"{found}, tdpp in {PROJECT}")
+    yield Check(Level.ok, HERE, "software", f"{found}, tdpp in {PROJECT}")
     yield _runs(experiment)
     yield data
     if experiment.engine.kind is EngineKind.megatron_lm:
@@ -63,7 +63,7 @@ def jobs_check(experiment: Experiment) -> Check:
     missing = [command for command in SLURM_COMMANDS if shutil.which(command) is None]
     if missing:
         text = f"{', '.join(missing)} not on this machine's PATH; use a login node, or executor=local"
-        return Check(level=Level.error, where=HERE, what="slurm", text=text)
+        return Check(Level.error, HERE, "slurm", text)
     return _passes("slurm", lambda: _ask_slurm(experiment), lambda: _asked(experiment))
 
 
@@ -85,7 +85,7 @@ def _runs(experiment: Experiment) -> Check:
         level, summary = Level.error, why
     else:
         level = Level.ok
-    return Check(level=level, where=HERE, what="runs_dir", text=summary)
+    return Check(level, HERE, "runs_dir", summary)
 
 
 def _unsafe(experiment: Experiment) -> str | None:
@@ -136,7 +136,7 @@ def _container(experiment: Experiment) -> Check:
             f"{summary}: without a digest, the tag may name another image on another day; add the digest to "
             f"container.image (registry/name@sha256:…)"
         )
-        return Check(level=Level.warning, where=HERE, what="container", text=text)
+        return Check(Level.warning, HERE, "container", text)
     return found
 
 
@@ -174,5 +174,5 @@ def _passes(what: str, look: Callable[[], None], fine: Callable[[], str]) -> Che
         look()
         text = fine()
     except TdppError as error:
-        return Check(level=Level.error, where=HERE, what=what, text=str(error))
-    return Check(level=Level.ok, where=HERE, what=what, text=text)
+        return Check(Level.error, HERE, what, str(error))
+    return Check(Level.ok, HERE, what, text)

@@ -29,7 +29,7 @@ from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, TDPP, TWO_NODES, no_data_needed, token
 from tests.support.megatron_ext.engine_run import make_corpus
 
-DATA = Check(level=Level.ok, where="here", what="data", text="")
+DATA = Check(Level.ok, "here", "data", "")
 
 
 def test_the_file_system_of_a_folder_is_the_innermost_mount(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from conf.compose import compose
 from conf.run_folder.gpu_lines import entries
 from conf.visible import size_text
 from launch.doctor.devices import devices
-from launch.doctor.findings import Check, Level, Link, NodeFindings, RankFindings, Taken
+from launch.doctor.findings import Check, Level, Link, Looked, NodeFindings, RankFindings, Taken
 from launch.doctor.judge import Case, checkpoint_bytes, judge
 
 SEED = compose(["experiment=seed_a100x1_a10x7", "container=none", "executor=slurm"])
@@ -27,8 +27,11 @@ def rank(number: int, **changes: Any) -> RankFindings:
     group = "hgx" if number < 4 else "gpu2"
     sizes = {"hgx": (1500.0, 1600.0), "gpu2": (100.0, 110.0)}
     neighbours = [number + 1] if number % 4 < 3 else []
-    links = [Link(first=number, second=other, latency_us=8.0, gbit_per_s=sizes[group]) for other in neighbours]
-    links += [Link(first=number, second=(number + 4) % 32, latency_us=18.0, gbit_per_s=(9.0, 9.5))]
+    links = [
+        Link(to=other, latency_us=8.0, gbit_per_s=sizes[group][0], gbit_per_s_back=sizes[group][1])
+        for other in neighbours
+    ]
+    links += [Link(to=(number + 4) % 32, latency_us=18.0, gbit_per_s=9.0, gbit_per_s_back=9.5)]
     fine = RankFindings(
         rank=number,
         stage="done",
@@ -52,8 +55,8 @@ def node(number: int, **changes: Any) -> NodeFindings:
         host=f"n{number:03d}",
         python="3.8.10",
         cpus=16,
-        files={"/data/my.bin": 1000, "/data/my.idx": 100},
-        maps={"/data/my": Path("/data")},
+        files={"/data/my.bin": Looked(bytes=1000), "/data/my.idx": Looked(bytes=100)},
+        maps={"/data/my": Looked(folder=Path("/data"))},
         disk=500 * GIB,
         shared_memory=64 * GIB,
         address=f"10.1.0.{10 + number}",
@@ -175,25 +178,25 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
             "hgx-0: its GPU has 20.0 GiB, but cluster.gpus.a100_40gb.memory_gib=39.59",
         ),
         (
-            node(5, files={"/data/my.bin": "Permission denied", "/data/my.idx": "Permission denied"}),
+            node(5, files=dict.fromkeys(("/data/my.bin", "/data/my.idx"), Looked(error="Permission denied"))),
             ("gpu2", "data"),
             Level.error,
             "gpu2-4: /data/my.bin, /data/my.idx: Permission denied; data.prefix and train.load must name the same",
         ),
         (
-            node(5, maps={"/data/my": Path("/home/me/.cache/tdpp")}),
+            node(5, maps={"/data/my": Looked(folder=Path("/home/me/.cache/tdpp"))}),
             ("gpu2", "index maps"),
             Level.warning,
             "gpu2-4: /data/my is read-only, so its index maps go to /home/me/.cache/tdpp; ",
         ),
         (
-            node(5, maps={"/data/my": "/data/my: its index maps cannot be written in /data or in /x"}),
+            node(5, maps={"/data/my": Looked(error="/data/my: its index maps cannot be written in /data or in /x")}),
             ("gpu2", "index maps"),
             Level.error,
             "gpu2-4: /data/my: its index maps cannot be written",
         ),
         (
-            node(5, files={"/data/my.bin": 999, "/data/my.idx": 100}),
+            node(5, files={"/data/my.bin": Looked(bytes=999), "/data/my.idx": Looked(bytes=100)}),
             ("gpu2", "data"),
             Level.error,
             "gpu2-4: /data/my.bin: 999 bytes, but 1000 on hgx-0; ",
@@ -231,7 +234,7 @@ OTHER_SOFTWARE = node(3, ranks=tuple(rank(number, torch="2.13.0") for number in 
             "gpu2-1: its clock is +3.2 s off hgx-0's; synchronise the nodes' clocks",
         ),
         (
-            with_rank(5, links=(Link(first=5, second=6, latency_us=8.0, gbit_per_s=(100.0, 12.0)),)),
+            with_rank(5, links=(Link(to=6, latency_us=8.0, gbit_per_s=100.0, gbit_per_s_back=12.0),)),
             ("gpu2", "links in a node"),
             Level.warning,
             "12 Gbit/s, 8 us (slowest of 21: gpu2-0); configured 128 Gbit/s, 10 us; a message of the plan takes 10 "
