@@ -13,13 +13,15 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TypeVar
 
 from conf.run_folder.run_files import appended
 from launch.errors import LaunchError
 from launch.files.records import BEAT_S, REQUEUED, NodeState, Start
-from launch.machine.container_runtimes import Command
+from launch.machine.container_runtimes import Command, SlurmStep
 from launch.machine.gpu_sampler import gpu_sampling
+from launch.node.container_setup import Setup
 from launch.node.elastic.claim import Claim
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.joins import Joins, cancel_joins
@@ -32,7 +34,7 @@ from launch.node.run_notices import AlarmWatch, note_requeue, note_restart, noti
 from launch.node.settings import NodeSettings
 from launch.node.slurm_job import SlurmJob
 from launch.node.worker_command import GRACE_S, ModuleWorker, given_environment, job_info
-from launch.node.worker_process import StopSignals, Wanted, WorkerProcess, Workplace, ask_all_to_save
+from launch.node.worker_process import StopSignals, Wanted, WorkerProcess, ask_all_to_save, process_to_start
 from launch.tracking.writer_processes import Writers, written
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import AGENT, SAVED
@@ -192,9 +194,11 @@ class NodeAgent:
         self._look_around()
         if self._elastic is not None and not self._elastic.takes_part:
             return self._park(self._elastic)
-        with Workplace(self._settings.container, self._node_rank, self._het_group) as place:
+        container = self._settings.container
+        # It is held until the worker has ended.
+        with nullcontext() if container is None else Setup(container, self._node_rank) as setup:
             try:
-                ready = self._awaited(lambda: self._prepared(place))
+                ready = self._awaited(lambda: setup is None or self._prepared(setup))
             except LaunchError as error:
                 return self._failed("could not prepare its container", error)
             if not ready:
@@ -209,7 +213,10 @@ class NodeAgent:
                 gpu_sampling(self._run, self._name, self._settings.gpu_interval_s, given),
                 written(self._run, self._name, self._settings.trackers if logs else (), given) as writers,
             ):
-                code = self._run_worker(place.process(command, given, os.environ))
+                in_step = container is not None and container.runtime.in_step
+                step = SlurmStep.own(os.environ, self._het_group) if in_step else None
+                name = "" if setup is None else setup.name
+                code = self._run_worker(process_to_start(container, name, command, given, os.environ, step))
                 self._let_finish(writers)
                 return code
 
@@ -252,11 +259,11 @@ class NodeAgent:
             self._pause()
         return None
 
-    def _prepared(self, place: Workplace) -> bool:
-        ready = place.ready()
-        self._state.prepares(place.doing)
-        if ready and place.image is not None:
-            self._state.publish(image=place.image)
+    def _prepared(self, setup: Setup) -> bool:
+        ready = setup.step()
+        self._state.prepares(setup.doing)
+        if ready and setup.image is not None:
+            self._state.publish(image=setup.image)
         return ready
 
     def _run_worker(self, command: Command) -> int:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from types import FrameType, TracebackType
-from typing import IO, Self
+from types import FrameType
+from typing import IO
 
 from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
@@ -19,7 +19,6 @@ from launch.files.records import Start, StopRecord
 from launch.machine import processes
 from launch.machine.container_runtimes import Command, RunContainer, SlurmStep, Worker
 from launch.machine.docker import remove
-from launch.node.container_setup import Setup
 from launch.node.worker_command import scrubbed
 from megatron_ext.contract.worker import AGENT, TOKEN, die_with_parent
 
@@ -131,47 +130,6 @@ def process_to_start(
     kept = container.runtime.inherited(kept)
     started = container.runtime.start(Worker(container, name, given, command, step))
     return replace(started, environment=kept | dict(started.environment))
-
-
-class Workplace:
-    """This node's. It is left only when the worker has ended: until then the container is held for it."""
-
-    def __init__(self, container: RunContainer | None, node_rank: int, het_group: int | None) -> None:
-        self._container = container
-        self._setup = None if container is None else Setup(container, node_rank)
-        self._het_group = het_group
-
-    def ready(self) -> bool:
-        """Goes on with what makes it ready, without waiting; if it is not yet, call again soon.
-
-        Raises:
-            LaunchError: it cannot be made ready.
-        """
-        return self._setup is None or self._setup.step()
-
-    @property
-    def doing(self) -> str | None:
-        """What it waits for; None when it is ready."""
-        return None if self._setup is None else self._setup.doing
-
-    @property
-    def image(self) -> str | None:
-        """The ID of docker's image, once it is ready; None with other runtimes."""
-        return None if self._setup is None else self._setup.image
-
-    def process(self, command: Sequence[str], given: Mapping[str, str], inherited: Mapping[str, str]) -> Command:
-        """See `process_to_start`; once it is ready."""
-        name = "" if self._setup is None else self._setup.name
-        in_step = self._container is not None and self._container.runtime.in_step
-        step = SlurmStep.own(inherited, self._het_group) if in_step else None
-        return process_to_start(self._container, name, command, given, inherited, step)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._setup is not None:
-            self._setup.close()
 
 
 class StopSignals:
