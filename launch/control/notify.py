@@ -28,8 +28,8 @@ from launch.files.own_path import own_folder
 from launch.files.owner import owner_of
 from launch.judge.state import State
 from launch.judge.verdict import decide
+from launch.machine.processes import OF_A_RUN
 from launch.observe.look import observe
-from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Experiment  # whoever looks at a run need not import the schema
@@ -39,8 +39,6 @@ SCHEMES = ("https://", "http://")
 POST_S = 10.0
 COMMAND_S = 30.0
 """So long a command may take. Of a Slurm job nothing outlives the node's agent, which waits for it."""
-OF_A_RUN = (TOKEN, NODE_RANK, START)
-"""Variables by which the processes of a run are found, and ended."""
 _UNDECIDED = (State.starting, State.running, State.failing, State.unknown)
 
 

@@ -7,7 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -262,30 +262,22 @@ class NodeState:
         self._path = run.node_state(name)
         self.started_unix = time.time()
         given = os.environ.get("SLURMD_NODENAME") if job is not None else None
-        self._content: dict[str, Any] = {
-            "node": name,
-            "node_rank": node_rank,
-            "start": str(start),
-            "job": job,
-            "host": given or socket.gethostname(),
-            "pid": os.getpid(),
-            "started_unix": self.started_unix,
-            "state": "starting",
-            "doing": None,
-            "image": None,
-            "worker_stopped": False,
-            "beat_unix": time.time(),
-            "ended_unix": None,
-            "exit_code": None,
-            "stopped": None,
-            "stopped_unix": None,
-            "reason": None,
-            "withdrew": [],
-            "clock_set_unix": None,
-            "clock_set_by_s": 0.0,
-            "out_begin": _size(run.node_out(name)),
-            "err_begin": _size(run.node_err(name)),
-        }
+        record = NodeRecord(
+            start=str(start),
+            job=job,
+            host=given or socket.gethostname(),
+            pid=os.getpid(),
+            started_unix=self.started_unix,
+            state="starting",
+            beat_unix=self.started_unix,
+            ended_unix=None,
+            exit_code=None,
+            stopped=None,
+            reason=None,
+            out_begin=_size(run.node_out(name)),
+            err_begin=_size(run.node_err(name)),
+        )
+        self._content: dict[str, Any] = {"node": name, "node_rank": node_rank, **asdict(record)}
         self._next_beat = 0.0
         self._clock_s = time.time() - time.monotonic()
         self.publish()

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from conf.run_folder.json_values import typed
 from conf.schema.executor import hosts
 from conf.visible import plural, span
 from launch.errors import LaunchError
@@ -132,9 +133,7 @@ def on_hosts(texts: Sequence[str]) -> Found:
     """
     reached = hosts(texts, "--hosts")
     with ThreadPoolExecutor(max_workers=len(reached)) as pool:
-        answers = [
-            NodeFigures.of_json(answer) for answer in pool.map(lambda host: ssh.call(host.name, "figures", {}), reached)
-        ]
+        answers = [*pool.map(lambda host: typed(NodeFigures, ssh.call(host.name, "figures", {}), host.name), reached)]
     on_gpus = all(len(answer.gpus) >= host.ranks for host, answer in zip(reached, answers, strict=True))
     groups: dict[str, FoundGroup] = {}
     order = []

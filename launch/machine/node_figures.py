@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from conf.run_folder.json_values import typed
 from launch.errors import LaunchError
 from launch.machine.gpus import GpuFigures, Gpus
 
@@ -42,19 +43,12 @@ class NodeFigures:
 
         Raises:
             LaunchError: the line is not there.
+            RunFolderError: it is another version's.
         """
         lines = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
         if not lines:
             raise LaunchError(f"no answer in the output: {text.strip()[-200:] or 'nothing'}")
-        return cls.of_json(json.loads(lines[-1]))
-
-    @classmethod
-    def of_json(cls, content: dict[str, object]) -> NodeFigures:
-        given = dict(content)
-        gpus = given.pop("gpus")
-        assert isinstance(gpus, list)
-        found = [GpuFigures(**{**gpu, "capability": gpu["capability"] and tuple(gpu["capability"])}) for gpu in gpus]
-        return cls(gpus=tuple(found), **given)  # type: ignore[arg-type]
+        return typed(cls, json.loads(lines[-1]), "its answer")
 
 
 def node_figures() -> NodeFigures:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING
 
 from conf.run_folder.run_files import appended
 from launch.errors import LaunchError
-from megatron_ext.contract.worker import NODE_RANK, TOKEN, die_with_parent
+from megatron_ext.contract.worker import NODE_RANK, START, TOKEN, die_with_parent
 
 if TYPE_CHECKING:
     from conf.run_folder.rundir import RunDir
 
+OF_A_RUN = (TOKEN, NODE_RANK, START)
+"""Variables by which the processes of a run are found, and ended; whoever tells of its end has none of them."""
 _MARK = f"{TOKEN}=".encode()
 _KILL_ROUNDS = 10
 _BOOT = Path("/proc/sys/kernel/random/boot_id")

@@ -20,17 +20,15 @@ from launch.files.records import NodeRecord, Start
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands
 from launch.machine.job_states import JobState, compressed
+from launch.machine.processes import OF_A_RUN
 from launch.machine.provenance import path_of_agents
 from launch.machine.sinfo import parse
 from launch.node.peers import SILENCE_S
-from megatron_ext.contract.worker import NODE_RANK, START, TOKEN
 
 TOLD_S = 60.0
 """So long a node waits at its end for that."""
 ALARMS_S = 300.0
 """Between two looks for alarms, each of which takes some 0.3 CPU seconds."""
-_OWN = (TOKEN, NODE_RANK, START)
-"""Whoever ends the run's processes by these is not to end what tells of it."""
 
 
 def notify_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
@@ -44,7 +42,7 @@ def notify_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
 
 def _telling(run: RunDir, node: str, *words: str) -> subprocess.Popen[bytes]:
     """Starts a process that tells of the run."""
-    environment = {name: value for name, value in os.environ.items() if name not in _OWN}
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_RUN}
     environment["PYTHONPATH"] = path_of_agents()
     with appended(run.node_err(node)) as err:
         return subprocess.Popen(
