@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from enum import StrEnum
@@ -26,7 +27,6 @@ from launch.observe.look import answers_to, finish_observation
 from launch.screen import SLURM_S, some
 from megatron_ext.contract.plan import Plan
 
-_BLOCK = 64 * 1024
 _LINE_BYTES = 1 << 12
 _TAIL_BYTES = 1 << 20
 """So far back are the last lines looked for, or `_LINE_BYTES` for each of them where that is more."""
@@ -162,33 +162,18 @@ def _begin(path: Path, tail: int | None) -> int:
 
 
 def tail_begin(path: Path, lines: int) -> int:
-    """Where the last lines of a file begin, in bytes; 0 in one that is not there yet. It is read from its end, and no
+    """Where the last lines of a file begin, in bytes; 0 in one that is not there yet. It is looked at no
     further back than lines of a sensible length reach.
 
     Raises:
         RunFolderError: it is not a regular file, or cannot be read.
     """
-    try:
-        with opened(path) as file:
-            end = begin = file.seek(0, os.SEEK_END)
-            if not lines:
-                return end
-            missing = lines + 1  # the newline before the first of them
-            while begin > max(0, end - max(_TAIL_BYTES, lines * _LINE_BYTES)):
-                size = min(_BLOCK, begin)
-                begin -= size
-                file.seek(begin)
-                block = file.read(size)
-                at = len(block)
-                if begin + size == end and not block.endswith(b"\n"):
-                    missing -= 1  # the last line has no newline of its own
-                while missing and (at := block.rfind(b"\n", 0, at)) >= 0:
-                    missing -= 1
-                if not missing:
-                    return begin + at + 1
-    except FileNotFoundError:
-        return 0
-    return begin
+    with suppress(FileNotFoundError), opened(path) as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - max(_TAIL_BYTES, lines * _LINE_BYTES)))
+        lengths = deque(map(len, file), maxlen=lines)
+        return file.tell() - sum(lengths)
+    return 0
 
 
 class _End:

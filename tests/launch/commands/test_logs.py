@@ -10,7 +10,6 @@ from conf.run_folder.gpu_lines import GpuTrouble, entry_text
 from conf.run_folder.log_lines import WIDTH, for_people
 from conf.run_folder.rundir import RunDir
 from launch import cli
-from launch.commands import logs
 from launch.commands.logs import tail_begin
 from launch.control.follow import PART_BYTES, Log, follow
 from launch.files.records import JobRecord, Submitted
@@ -88,8 +87,8 @@ CONTENTS = {
     "one line": b"a\n",
     "no newline at the end": b"a\nbb\nccc",
     "empty lines": b"\n\na\n\n",
-    "more than a block": b"".join(b"%d\n" % number for number in range(3 * logs._BLOCK // 6)),
-    "lines longer than a block": b"x" * (2 * logs._BLOCK) + b"\n" + b"y" * (2 * logs._BLOCK) + b"\nz\n",
+    "many lines": b"".join(b"%d\n" % number for number in range(3 << 15)),
+    "long lines": b"x" * (1 << 17) + b"\n" + b"y" * (1 << 17) + b"\nz\n",
 }
 
 
