@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from conf.errors import RunFolderError, TdppError
 from conf.run_folder import gpu_lines
-from conf.run_folder.run_files import opened, read_tail
+from conf.run_folder.run_files import read_part
 from conf.run_folder.rundir import RunDir
-from conf.visible import visible
-from launch.control.notify import Notice, notify_end, send, settings_in
+from launch.control.notify import Notice, notify_end, send_once, settings_in
 from launch.files.owner import owner_of
+from launch.files.run_files import Faults
 from launch.judge.alarms import alarms
 from launch.observe.iterations import SampleWait, iterations_in, lines_in
 
@@ -41,50 +40,24 @@ def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> N
     plan = run.read_plan()
     nodes = [node.name for node in plan.nodes]
     waits = {f"rank {rank} on {node.name}": _waits(run.rank_waits(rank)) for node in plan.nodes for rank in node.ranks}
-    gpus = {node: entries for node in nodes if (entries := _gpu_entries(run.node_gpu(node)))}
+    read = {node: Faults().tail(run.node_gpu(node), GPU_BYTES).decode(errors="replace") for node in nodes}
+    gpus = {node: entries for node, text in read.items() if (entries := gpu_lines.entries(text))}
     waits = {rank: lines for rank, lines in waits.items() if lines}
-    for alarm in alarms(
-        [*iterations_in(_head(run.metrics, FIRST_BYTES))], [*iterations_in(_tail(run.metrics, LAST_BYTES))], gpus, waits
-    ):
-        told = run.path / f"alarm-{alarm.kind}.json"
-        try:
-            os.close(os.open(told, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-        except FileExistsError:
-            continue
+    begun, newest = _head(run.metrics, FIRST_BYTES), Faults().tail(run.metrics, LAST_BYTES)
+    for alarm in alarms([*iterations_in(begun)], [*iterations_in(newest)], gpus, waits):
         notice = Notice(run=run, state="running", rule=alarm.kind, reason=alarm.text, exit_code=None)
-        failures = send(settings, notice, environment)
-        run.write_json(told, {"unix": time.time(), "text": alarm.text, "failures": failures})
-        for failure in failures:
-            print(visible(f"{run.name}: {failure}"), file=sys.stderr, flush=True)
+        send_once(run.path / f"alarm-{alarm.kind}.json", {"text": alarm.text}, settings, notice, environment)
 
 
 def _waits(path: Path) -> list[SampleWait]:
     """The first and the last lines, more than an hour of each; of a short file some twice."""
-    return [*lines_in(_head(path, WAIT_BYTES), SampleWait), *lines_in(_tail(path, WAIT_BYTES), SampleWait)]
+    return [*lines_in(_head(path, WAIT_BYTES) + b"\n" + Faults().tail(path, WAIT_BYTES), SampleWait)]
 
 
 def _head(path: Path, size: int) -> bytes:
-    with suppress(OSError), opened(path) as file:
-        return _whole_lines(file.read(size))
-    return b""
-
-
-def _tail(path: Path, size: int) -> bytes:
     with suppress(OSError, RunFolderError):
-        content, cut = read_tail(path, size)
-        return _whole_lines(content[content.find(b"\n") + 1 :] if cut else content)
+        return read_part(path, 0, size)
     return b""
-
-
-def _whole_lines(content: bytes) -> bytes:
-    """A text without its last line, if that may still be being written."""
-    return content[: content.rfind(b"\n") + 1]
-
-
-def _gpu_entries(path: Path) -> tuple[gpu_lines.GpuEntry, ...]:
-    with suppress(OSError, RunFolderError):
-        return gpu_lines.entries(read_tail(path, GPU_BYTES)[0].decode(errors="replace"))
-    return ()
 
 
 if __name__ == "__main__":

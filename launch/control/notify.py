@@ -16,6 +16,7 @@ import time
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 
@@ -73,16 +74,8 @@ def notify_end(run: RunDir, environment: Mapping[str, str] = os.environ) -> None
     verdict = decide(seen)
     if not seen.over or verdict.state in _UNDECIDED:
         return
-    notice = run.notified(str(seen.start))
-    try:
-        os.close(os.open(notice, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
-    except FileExistsError:
-        return
-    text = Notice(run, str(verdict.state), verdict.rule, verdict.reason, verdict.exit_code)
-    failures = send(settings, text, environment)
-    run.write_json(notice, {"unix": time.time(), "state": verdict.state, "failures": failures})
-    for failure in failures:
-        print(visible(f"{run.name}: {failure}"), file=sys.stderr, flush=True)
+    notice = Notice(run, str(verdict.state), verdict.rule, verdict.reason, verdict.exit_code)
+    send_once(run.notified(str(seen.start)), {"state": verdict.state}, settings, notice, environment)
 
 
 def settings_in(run: RunDir) -> Settings:
@@ -106,6 +99,20 @@ class Notice:
     @property
     def alarm(self) -> str:
         return self.rule if self.exit_code is None else ""
+
+
+def send_once(
+    noted: Path, content: Mapping[str, str], settings: Settings, notice: Notice, environment: Mapping[str, str]
+) -> None:
+    """Tells it unless `noted` is there, which then has the content and what went wrong; that is said on stderr, too."""
+    try:
+        os.close(os.open(noted, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return
+    failures = send(settings, notice, environment)
+    notice.run.write_json(noted, {"unix": time.time(), **content, "failures": failures})
+    for failure in failures:
+        print(visible(f"{notice.run.name}: {failure}"), file=sys.stderr, flush=True)
 
 
 def send(settings: Settings, notice: Notice, environment: Mapping[str, str]) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Any
 from conf.errors import RunFolderError
 from conf.run_folder import gpu_lines
 from conf.run_folder.json_values import Count, Unix, typed
-from conf.run_folder.run_files import read_tail
 from conf.run_folder.rundir import RunDir
 from launch.files.owner import owner_of
 from launch.files.records import RestartRecord, Submitted
+from launch.files.run_files import Faults
 from launch.history.last_events import LastEvents, last_events, round_trip_ms
 from launch.judge.causes import causes
 from launch.judge.state import State
@@ -201,7 +201,7 @@ def _host(
             place = plan.ranks[rank]
             key = work_key(plan.of_island(place), place.stage, placed.gpu)
             work[key] = round(max(took, work.get(key, 0.0)), 4)
-    entries = _gpu_entries(run, node.name)
+    entries = gpu_lines.entries(Faults().tail(run.node_gpu(node.name), GPU_TAIL_BYTES).decode(errors="replace"))
     readings = [entry for entry in entries if isinstance(entry, gpu_lines.GpuReading)]
     throttled: dict[str, int] = {}
     for reading in readings:
@@ -275,9 +275,3 @@ def driver_of(run: RunDir, node: str) -> str | None:
         driver = found.get("driver") if isinstance(found, dict) else None
         return driver if isinstance(driver, str) else None
     return None
-
-
-def _gpu_entries(run: RunDir, node: str) -> tuple[gpu_lines.GpuEntry, ...]:
-    with suppress(OSError, RunFolderError):
-        return gpu_lines.entries(read_tail(run.node_gpu(node), GPU_TAIL_BYTES)[0].decode(errors="replace"))
-    return ()
