@@ -61,16 +61,8 @@ class ElasticNode:
         self.restarted = restarted
         self.changes = False
         """Whether ranks are to save because others than these nodes were chosen."""
-        self._epochs = (
-            EpochEnds(run, plan, self.company, state.started_unix)
-            if choosing is not None and node_rank == plan.used[0]
-            else None
-        )
-        self._growth = (
-            Growth(run, plan, self.company, state.started_unix)
-            if choosing is None and node_rank == plan.used[0]
-            else None
-        )
+        choices = Growth if choosing is None else EpochEnds
+        self._choices = choices(run, plan, company, state.started_unix) if node_rank == plan.used[0] else None
 
     @property
     def takes_part(self) -> bool:
@@ -82,12 +74,8 @@ class ElasticNode:
 
     def choose(self) -> None:
         """Asks for other nodes, if it is this node that does: at the end of an epoch, or when a lost one is back."""
-        if self.changes or self._signals.save:
-            return
-        if self._epochs is not None:
-            self._epochs.look()
-        if self._growth is not None:
-            self._growth.look()
+        if self._choices is not None and not (self.changes or self._signals.save):
+            self._choices.look()
 
     def fails_again(self, code: int, finding: Finding | None, reason: str | None) -> bool:
         """Whether the node ended by something that would come again.

@@ -145,11 +145,7 @@ class Company:
     def losses(self, rank: int) -> int:
         """How often a node was left out since the run was submitted, having trained before."""
         name = self._plan.node_names[rank]
-        return sum(
-            name in line["nodes_before"] and name not in line["nodes"]
-            for line in _decided(self._run)
-            if "nodes" in line and Start.parse(line["start"]).submission == self._start.submission
-        )
+        return sum(name in line["nodes_before"] and name not in line["nodes"] for line in self._earlier())
 
     def next_plan(self) -> tuple[Start, Plan] | None:
         """The next start and its plan, once there is one.
@@ -226,19 +222,15 @@ class Company:
             raise LaunchError(
                 f"cannot continue: {plural(len(here), 'node')} left, fewer than elastic.min_nodes={elastic.min_nodes}"
             )
-        before = self._earlier()
-        now = ([*here], iteration)
-        if before[-MOST_IN_VAIN:] == [now] * MOST_IN_VAIN:
+        names, last = self._plan.node_names, self._earlier()[-MOST_IN_VAIN:]
+        before = [([names.index(name) for name in line["nodes"]], line["iteration"]) for line in last]
+        if before == [([*here], iteration)] * MOST_IN_VAIN:
             raise LaunchError(f"was started {MOST_IN_VAIN} times on the same nodes without saving anything")
 
-    def _earlier(self) -> list[tuple[list[int], int]]:
-        """Lists each later start of this submission: its nodes, and the iteration that it went on from."""
-        names = self._plan.node_names
-        return [
-            ([names.index(name) for name in line["nodes"]], line["iteration"])
-            for line in _decided(self._run)
-            if "nodes" in line and Start.parse(line["start"]).submission == self._start.submission
-        ]
+    def _earlier(self) -> list[dict[str, Any]]:
+        """The lines of decisions.jsonl about each later start of this submission."""
+        lines, own = _decided(self._run), self._start.submission
+        return [line for line in lines if "nodes" in line and Start.parse(line["start"]).submission == own]
 
     def _note(self, start: Start, plan: Plan, iteration: int, reason: str | None) -> None:
         """A line of decisions.jsonl (docs/formats.md)."""
