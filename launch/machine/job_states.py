@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from conf.run_folder.rundir import rank_ranges
+
 
 def expanded(nodelist: str = "") -> tuple[str, ...]:
     """`a[1-2,07-08],b` as a1, a2, a07, a08, b; a part that is written in another way stays as it is."""
@@ -28,16 +30,8 @@ def compressed(hosts: Iterable[str]) -> str:
 
 
 def _ranges(before: str, width: int, numbers: list[int]) -> str:
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    if len(numbers) == 1:
-        return f"{before}{numbers[0]:0{width}d}"
-    written = [f"{run[0]:0{width}d}" + (f"-{run[-1]:0{width}d}" if len(run) > 1 else "") for run in runs]
-    return f"{before}[{','.join(written)}]"
+    written = re.sub(r"\d+", lambda number: number[0].zfill(width), rank_ranges(numbers)).replace(" ", "")
+    return before + (written if len(numbers) == 1 else f"[{written}]")
 
 
 def _hosts(part: str) -> list[str]:
