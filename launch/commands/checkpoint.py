@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import add_runs_dir
 from launch.commands.translate import add_checkpoint, require_torch
 from launch.errors import LaunchError, of_engine
+from launch.screen import remark
 from megatron_ext.checkpoints.kept_weights import kind_of, tell_kind
 from megatron_ext.contract.models.model import ModelConfig
 
@@ -98,9 +98,9 @@ def _convert_megatrons(arguments: argparse.Namespace, folder: Path, model: Model
         source = Weights(folder, model_in(folder) if model is None else model, training=arguments.to == TDPP)
         convert(source, arguments.to, arguments.folder)
     if arguments.to == TDPP and source.reached is None:
-        print("(weights alone, with which a run begins at iteration 0: no optimizer's state is there)", file=sys.stderr)
+        remark("weights alone, with which a run begins at iteration 0: no optimizer's state is there")
     if arguments.to == MEGATRON:
-        print("(weights alone: Megatron-LM itself continues from its own checkpoints)", file=sys.stderr)
+        remark("weights alone: Megatron-LM itself continues from its own checkpoints")
     print(f"written: {arguments.folder}: {folder_of(folder)}, for {READERS[arguments.to]}")
     if model is None:
         print("the model: " + " ".join(f"model.{key}={value}" for key, value in source.model.identity().items()))

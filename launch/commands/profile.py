@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -132,7 +131,7 @@ def main(argv: Sequence[str], *, worker: str = WORKER) -> int:
             print(f"written: {file}; 'tdpp search graph={file}' divides it")
     if failure is not None:
         names = ", ".join(job.names.values())
-        print(f"(incomplete: {names}; repeat with add=true to measure the rest)", file=sys.stderr)
+        remark(f"incomplete: {names}; repeat with add=true to measure the rest")
         raise failure
     _tell_pairs(table, arguments, comment)
     if arguments.profile is not None:
@@ -154,14 +153,11 @@ def _written(
     profile = merged(found, gpu, "measured by 'tdpp profile'", datetime.now().date().isoformat())
     profile = replace(profile, links=table if len(table) > 1 else {})
     for text in too_large(found, gpu):
-        print(f"({name}: {text} does not fit into memory and was left out)", file=sys.stderr)
+        remark(f"{name}: {text} does not fit into memory and was left out")
     if (reason := short_of(found, gpu)) is not None:
-        print(f"({name}: no larger micro-batch of the whole model fits: {reason})", file=sys.stderr)
+        remark(f"{name}: no larger micro-batch of the whole model fits: {reason}")
     for text in unsettled(found, gpu):
-        print(
-            f"({name}: {text} could not be measured to 2 % within seconds={arguments.seconds:g}; allow more seconds)",
-            file=sys.stderr,
-        )
+        remark(f"{name}: {text} could not be measured to 2 % within seconds={arguments.seconds:g}; allow more seconds")
     write(name, profile, arguments, comment)
     _print_profile(name, profile, [group for group, one in job.experiment.cluster.groups.items() if one.gpu == gpu])
     return profile

@@ -239,7 +239,7 @@ def _require_memory(small: Sequence[Experiment]) -> None:
     message = f"weights, their versions, gradients and the optimizer's state take at most {_size(largest)}"
     if largest > has:
         raise LaunchError(f"{message}, but this machine has {_size(has)}; choose a smaller model (small.model=…)")
-    print(f"({message})", file=sys.stderr)
+    remark(message)
 
 
 def _weight_bytes(small: Experiment) -> int:

@@ -22,6 +22,7 @@ from launch.commands.run_arguments import runs_folder
 from launch.errors import LaunchError
 from launch.judge.findings import all_findings
 from launch.judge.state import print_next
+from launch.screen import remark
 from launch.tracking.run_info import require_ready
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     with Server(library, PORT if arguments.port is None else arguments.port) as server:
         print(server.address, flush=True)
         forward = f"ssh -L {server.server_port}:{HOST}:{server.server_port} {socket.gethostname()}"
-        print(f"(to open it from another machine: {forward}; Ctrl-C ends the server)", file=sys.stderr, flush=True)
+        remark(f"to open it from another machine: {forward}; Ctrl-C ends the server")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
     return 0

@@ -14,6 +14,7 @@ from conf.run_folder.rundir import RunDir
 from launch.commands.bleu import add_bleu, print_bleu, require_bleu
 from launch.commands.run_arguments import add_run, chosen_run
 from launch.errors import LaunchError, of_engine
+from launch.screen import remark
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, note
 from megatron_ext.contract.files import read_regular_text
 from megatron_ext.inference.scoring import add_scoring, scoring_of
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
             return 0
         model, message = model_of(run, arguments.checkpoint, arguments.weights)
         if arguments.weights is None and message is not None:
-            print(f"({message})", file=sys.stderr)
+            remark(message)
         if arguments.export is not None:
             exported.write(arguments.export, model)
             print(arguments.export)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.observe.executors import Answers
 from launch.observe.look import answers_to, finish_observation
+from launch.screen import remark
 
 MANY = 20
 """So many runs without a record take long enough to say that they are read."""
@@ -51,7 +51,7 @@ def announcement(runs: Path) -> Callable[[int], None]:
 
     def tell(count: int) -> None:
         if count >= MANY and next(left, None) is not None:
-            print(f"(reading what {count} runs in {runs} say of their hosts; later it is known)", file=sys.stderr)
+            remark(f"reading what {count} runs in {runs} say of their hosts; later it is known")
 
     return tell
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from fasop.shares.public_servers import CONFIGURATION
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments, check_name_free
 from launch.profile.files import write
-from launch.screen import print_table
+from launch.screen import print_table, remark
 
 
 def main(arguments: Arguments, comment: str) -> int:
@@ -105,7 +104,7 @@ def _export(public: PublicFolders, root: Path) -> None:
         write_whole(file, content)
     print(f"written: {plural(len(files), 'file')} in {root}")
     if (what := lacking(public)) is not None:
-        print(f"(no {CONFIGURATION} for IIDP's solver: {what})", file=sys.stderr)
+        remark(f"no {CONFIGURATION} for IIDP's solver: {what}")
     else:
         print(f"IIDP's solver reads {root / CONFIGURATION}, and so does 'tdpp search iidp={root / CONFIGURATION}'")
 

@@ -3,7 +3,6 @@ one ends as early as possible. With `pack=cost` each one trains where it costs l
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from conf.visible import plural, span
 from fasop.search.packing import Packing, Way, in_order, pack, waits_for
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.errors import LaunchError
-from launch.screen import print_table
+from launch.screen import print_table, remark
 from launch.sweep.outcomes import differing
 from launch.sweep.start import Combination
 
@@ -93,7 +92,7 @@ def packed(
         _show(found, [names[number] for number in numbers], [*nodes])
         alone = sum(min(way.seconds for way in of_run) for of_run in ways)
         said = _gain(found, alone) if prices is None else _saving(found, soonest, prices)
-        print(f"({said})", file=sys.stderr, flush=True)
+        remark(said)
     return Packed(combinations=made, order=order, waits=waits)
 
 

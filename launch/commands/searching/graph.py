@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,8 +202,8 @@ def export(
     for driver in [folder / file for file in files if file.parts[0] == DRIVERS]:
         print(f"{driver}: start it with 'tdpp launch pipedream={driver}'")
     if kind is None:
-        print("(no driver configurations: the driver trains only image and translation models)", file=sys.stderr)
+        remark("no driver configurations: the driver trains only image and translation models")
     if model is None:
-        print(f"(no stage modules: PipeDream makes them from gpus={sum(replicas)}.txt)", file=sys.stderr)
+        remark(f"no stage modules: PipeDream makes them from gpus={sum(replicas)}.txt")
     elif model.family not in WRITTEN:
-        print(f"(no stage modules: they are written for {', '.join(WRITTEN)}, not for {model.family})", file=sys.stderr)
+        remark(f"no stage modules: they are written for {', '.join(WRITTEN)}, not for {model.family}")

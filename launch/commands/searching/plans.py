@@ -176,7 +176,7 @@ def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
         calibration = read_calibration(args.calibration)
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
         notes.append(str(calibration))
-        print(f"({calibration})", file=sys.stderr)
+        remark(calibration)
     return inputs, notes
 
 
@@ -276,7 +276,7 @@ def explain(row: int, plan: Plan) -> None:
     prediction = predict_plan(plan)
     print(f"\nPlan {row}: where the {prediction.iteration_s * 1e3:.1f} ms of an iteration go, in ms by stage")
     print_table(*times(prediction))
-    print(f"({LEGEND})", file=sys.stderr)
+    remark(LEGEND)
     print(f"\nPlan {row}: memory of one rank, in GiB by stage")
     print_table(*memory(prediction))
     print(f"\nPlan {row}: an iteration where a part of its nodes takes {SLOWER:.0%} more time")

@@ -7,7 +7,6 @@ out; so there is one search for each time at which more nodes become available.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +86,7 @@ def rank_by_end(inputs: Inputs, args: Arguments) -> list[Choice]:
             "start=now: Slurm says of no set of these nodes when it would start; 'tdpp launch … dry_run=true' shows a "
             "job, and 'sbatch --test-only' what Slurm says of it"
         )
-    print(f"({idle_now(inputs.cluster, known)})", file=sys.stderr)
+    remark(idle_now(inputs.cluster, known))
     remark(estimates_so_far(runs_dir(args.overrides)))
     found: dict[str, Choice] = {}
     searched: list[Counts] = []
@@ -225,6 +224,6 @@ def with_first_plan(words: Sequence[str], profile: str | None) -> list[str]:
     (first, *_) = rank_by_end(inputs, args)
     waits = f"waits {span(first.waits_s)}" if first.waits_s else "starts now"
     nodes, took = first.plan.parallel.node_order, span(first.trains_s, 3)
-    print(f"(start=now: {nodes} {waits} and trains {took}, by Slurm's estimate and the prediction)", file=sys.stderr)
+    remark(f"start=now: {nodes} {waits} and trains {took}, by Slurm's estimate and the prediction")
     (chosen,) = launch_words(words, [first.plan], {})
     return chosen

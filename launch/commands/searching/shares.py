@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from conf.reading.values import one_of, parse_key_values, path, whole
 from fasop.errors import SearchError
-from launch.screen import print_table
+from launch.screen import print_table, remark
 
 if TYPE_CHECKING:
     from fasop.shares.performance import WeightSync
@@ -91,10 +90,9 @@ def main(argv: Sequence[str]) -> int:
             for share in solution.shares
         ],
     )
-    print(
-        f"(an iteration of {solution.seconds * 1e3:.1f} ms, {batch / solution.seconds:,.0f} samples/s; by IIDP's "
-        f"performance model no other measured local batch size, shares, workers or accumulation is faster)",
-        file=sys.stderr,
+    remark(
+        f"an iteration of {solution.seconds * 1e3:.1f} ms, {batch / solution.seconds:,.0f} samples/s; by IIDP's "
+        f"performance model no other measured local batch size, shares, workers or accumulation is faster"
     )
     side_by_side = "its workers side by side, as streams"
     if sync is WeightSync.overlap:
@@ -102,10 +100,7 @@ def main(argv: Sequence[str]) -> int:
     ways = (side_by_side, "its micro-batches one after another")
     runs = solution.runs(cluster)
     for way, run in zip(ways if len(runs) > 1 else ("the same shares",), runs, strict=True):
-        print(f"({way}, {run.seconds * 1e3:.1f} ms in a run: {' '.join(run.words)})", file=sys.stderr)
+        remark(f"{way}, {run.seconds * 1e3:.1f} ms in a run: {' '.join(run.words)}")
     if adapting:
-        print(
-            f"(to adapt the batch as there, with train.epochs or train.samples: {' '.join(adapting)})",
-            file=sys.stderr,
-        )
+        remark(f"to adapt the batch as there, with train.epochs or train.samples: {' '.join(adapting)}")
     return 0
