@@ -11,9 +11,8 @@ import numpy as np
 
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.plan import Plan
-from megatron_ext.data.index_maps import load_map, save_map
 from megatron_ext.data.indexed_dataset import data_file
-from megatron_ext.data.map_places import first_there, make_folder, place_to_write, places
+from megatron_ext.data.map_places import find_or_build, load_map
 from megatron_ext.data.samples import Samples, Split
 
 if TYPE_CHECKING:
@@ -81,14 +80,9 @@ def build_or_load(
     Raises:
         DataError: the files cannot be written or read, or are not of these shares.
     """
-    files = first_there([map_files(place, name, shares, samples) for place in places(prefix, cache)])
-    if files is None:
-        place = place_to_write(prefix, cache)
-        make_folder(place)
-        files = map_files(place, name, shares, samples)
-        built = compute(shares, samples)
-        save_map(files[0], built.dataset_idx)
-        save_map(files[1], built.sample_idx)
+    files = find_or_build(
+        prefix, cache, lambda place: map_files(place, name, shares, samples), lambda: compute(shares, samples)
+    )
     maps = BlendMaps(load_map(files[0]), load_map(files[1]))
     _check(maps, files, shares, samples)
     return maps

@@ -11,23 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import partial
 from pathlib import Path
-from tokenize import TokenError
-from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
-from numpy.lib import format as npy
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, replacing
-from megatron_ext.data.map_places import first_there, make_folder, place_to_write, places
+from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
+from megatron_ext.data.map_places import FilesOf, find_maps, find_or_build, load_map, misfit, place_to_write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 1 << 15
 """Documents that are gone through at once."""
-_WAY_OUT = "delete it, it will be rebuilt, or give a folder of your own for such maps, data.cache=FOLDER"
+_misfit = partial(misfit, "index map")
 
 
 class IndexMaps(NamedTuple):
@@ -190,28 +189,29 @@ def build_or_load(
     """The memory-mapped maps, built if they are in none of the places where they may be (`map_places`).
 
     Megatron's own maps, which lie beside the data under names without a hash, are used if they fit.
-    Processes that build at the same time do no harm: each file appears whole, and all write the same bytes. Let one
-    rank call this before the others, so that the work is done once.
 
     Raises:
         DataError: the split has too few tokens; the files cannot be written or read, or are not of this data.
     """
     require_one_sample(data, documents, name, sequence_length)
     common = (name, samples, sequence_length, seed)
-    own = fingerprint_of(data.lengths, documents, samples, sequence_length, seed)
-    files = first_there([map_files(place, *common, own) for place in places(prefix, cache)])
-    if files is None and cache is None and first_there([map_files(prefix, *common)]) is not None:
+    files_of = _own_files(data, documents, *common)
+    theirs = map_files(prefix, *common)
+    if cache is None and all(file.is_file() for file in theirs) and find_maps(prefix, cache, files_of) is None:
         try:
-            return _loaded(map_files(prefix, *common), data, documents, samples, sequence_length)
+            return _loaded(theirs, data, documents, samples, sequence_length)
         except DataError:  # of another split, or of what the data were before
             pass
-    if files is None:
-        place = place_to_write(prefix, cache)
-        make_folder(place)
-        files = map_files(place, *common, own)
-        for file, content in zip(files, compute(data.lengths, documents, samples, sequence_length, seed)):
-            save_map(file, content)
+    build = partial(compute, data.lengths, documents, samples, sequence_length, seed)
+    files = find_or_build(prefix, cache, files_of, build)
     return _loaded(files, data, documents, samples, sequence_length)
+
+
+def _own_files(
+    data: IndexedDataset, documents: range, name: str, samples: int, sequence_length: int, seed: int
+) -> FilesOf:
+    own = fingerprint_of(data.lengths, documents, samples, sequence_length, seed)
+    return lambda place: map_files(place, name, samples, sequence_length, seed, own)
 
 
 def _loaded(files: List[Path], data: IndexedDataset, documents: range, samples: int, sequence_length: int) -> IndexMaps:
@@ -237,9 +237,7 @@ def check_saved(
     Raises:
         DataError: they have other sizes than this data ask for, or cannot be read; or there is no place for them.
     """
-    own = fingerprint_of(data.lengths, documents, samples, sequence_length, seed)
-    candidates = [map_files(place, name, samples, sequence_length, seed, own) for place in places(prefix, cache)]
-    files = first_there(candidates)
+    files = find_maps(prefix, cache, _own_files(data, documents, name, samples, sequence_length, seed))
     if files is None:
         place_to_write(prefix, cache)
         return
@@ -259,26 +257,6 @@ def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
     wide_samples = samples >= np.iinfo(np.uint32).max - 1
     chosen = (np.int32, np.int64 if wide_entries else np.int32, np.int64 if wide_samples else np.uint32)
     return [np.dtype(kind) for kind in chosen]
-
-
-def save_map(file: Path, content: NDArray[Any]) -> None:
-    """Save as `np.save` does, which does not notice when the disk has no room for the last bytes."""
-    with replacing(file) as opened:
-        npy.write_array_header_1_0(opened, npy.header_data_from_array_1_0(content))
-        opened.write(content.data)
-
-
-def load_map(file: Path) -> NDArray[Any]:
-    """A map from its file, memory-mapped.
-
-    Raises:
-        DataError: it cannot be read.
-    """
-    try:
-        loaded: NDArray[Any] = npy.open_memmap(file, mode="r")
-    except (OSError, ValueError, TypeError, OverflowError, SyntaxError, TokenError) as error:  # a header may be damaged
-        raise DataError(f"{file}: this index map cannot be read ({error}); {_WAY_OUT}") from error
-    return loaded
 
 
 def _check(
@@ -316,10 +294,3 @@ def _check_sizes(maps: IndexMaps, files: List[Path], plan: Layout, documents: ra
     for found, file, shape, dtype in zip(maps, files, shapes, _dtypes(shapes[0][0], plan.samples)):
         if found.shape != shape or found.dtype != dtype:
             _misfit(file, f"{dtype.name} {list(shape)}", f"{found.dtype.name} {list(found.shape)}")
-
-
-def _misfit(file: Path, expected: str, found: str) -> NoReturn:
-    raise DataError(
-        f"{file}: this index map was made for other data or another split, or is damaged: expected {expected}, found "
-        f"{found}; {_WAY_OUT}"
-    )

@@ -27,9 +27,6 @@ from megatron_ext.data.samples import SPLITS, Samples, Split, check_token_ids
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 SPAN_ENDS = 0.2
 """How probable it is at each word that a span ends with it, where lengths are geometric (SpanBERT, section 3.1)."""

@@ -11,18 +11,15 @@ from __future__ import annotations
 import hashlib
 import re
 from bisect import bisect_left
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, NoReturn, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.data.index_maps import load_map, save_map
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
-from megatron_ext.data.map_places import first_there, make_folder, place_to_write, places
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from megatron_ext.data.map_places import FilesOf, find_maps, find_or_build, load_map, misfit, place_to_write
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 LONGEST_SENTENCE = 512
 """Tokens; a document of several sentences of which one is longer is left out."""
 BLOCK = 1 << 16
-_WAY_OUT = "delete it, it will be rebuilt, or give a folder of your own for such maps, data.cache=FOLDER"
+_misfit = partial(misfit, "sentence map")
 
 
 class Cut(NamedTuple):
@@ -186,13 +183,9 @@ def build_or_load(
         DataError: the split gives no sample; the file cannot be written or read, or is not of this data.
     """
     usable(data, documents, name, cut)
-    file = _there(prefix, data, documents, name, cut, cache)
-    if file is None:
-        place = place_to_write(prefix, cache)
-        make_folder(place)
-        file = map_file(place, name, cut, fingerprint_of(data, documents, cut))
-        boundaries = data.boundaries[documents.start : documents.stop + 1]
-        save_map(file, compute(data.lengths, boundaries, cut))
+    boundaries = data.boundaries[documents.start : documents.stop + 1]
+    files_of = _files_of(data, documents, name, cut)
+    (file,) = find_or_build(prefix, cache, files_of, lambda: [compute(data.lengths, boundaries, cut)])
     found = load_map(file)
     _check(found, file, data, documents, cut)
     return found
@@ -208,19 +201,16 @@ def check_saved(
     Raises:
         DataError: it has another form than these data ask for, or cannot be read; or there is no place for it.
     """
-    file = _there(prefix, data, documents, name, cut, cache)
-    if file is None:
+    files = find_maps(prefix, cache, _files_of(data, documents, name, cut))
+    if files is None:
         place_to_write(prefix, cache)
     else:
-        _check_form(load_map(file), file, data, cut)
+        _check_form(load_map(files[0]), files[0], data, cut)
 
 
-def _there(
-    prefix: Union[str, Path], data: IndexedDataset, documents: range, name: str, cut: Cut, cache: Optional[str]
-) -> Optional[Path]:
+def _files_of(data: IndexedDataset, documents: range, name: str, cut: Cut) -> FilesOf:
     own = fingerprint_of(data, documents, cut)
-    found = first_there([[map_file(place, name, cut, own)] for place in places(prefix, cache)])
-    return found[0] if found is not None else None
+    return lambda place: [map_file(place, name, cut, own)]
 
 
 def _check_form(found: NDArray[Any], file: Path, data: IndexedDataset, cut: Cut) -> None:
@@ -261,13 +251,6 @@ def _check(found: NDArray[Any], file: Path, data: IndexedDataset, documents: ran
     if bool(inner.any()):
         wrong = int(np.argmax(inner))
         _misfit(file, f"sample {wrong} in one document", f"sentences {first[wrong]} to {stop[wrong]}")
-
-
-def _misfit(file: Path, expected: str, found: str) -> NoReturn:
-    raise DataError(
-        f"{file}: this sentence map was made for other data or another split, or is damaged: expected {expected}, "
-        f"found {found}; {_WAY_OUT}"
-    )
 
 
 WORDS, MIDDLE = 312, 156

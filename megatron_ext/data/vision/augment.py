@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     Pixels = NDArray[np.uint8]
     Floats = NDArray[np.float32]
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-
 CHANGING, ERASING, MIXING = 0xA06, 0xE7A5, 0x313
 """Set the random numbers of each purpose apart."""
 HIGHEST = 10.0
