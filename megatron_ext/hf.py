@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import List, Optional
 
 from megatron_ext.checkpoints.converting import new_checkpoint, weights_of
-from megatron_ext.checkpoints.foreign import hf_files, hf_gpt2, hf_weights
-from megatron_ext.checkpoints.header import part_names
+from megatron_ext.checkpoints.foreign import hf_weights
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, tell_kind
 from megatron_ext.checkpoints.meta import Checkpoint, Meta
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.run_files import WEIGHTS
 
 
@@ -45,18 +43,11 @@ def import_(
         EngineError: `source` is not a model that this engine computes, or `folder` is there or cannot be written.
             Nothing is then left of it.
     """
-    path, tensors = hf_files.read(source)
-    family, found, model = hf_weights.described(path, tensors, heads, sequence_length)
-    if family is hf_gpt2:
-        hf_gpt2.require_tied(path, found)
-    twins = {part: family.twins(model, part) for part in part_names(model.layers)}
+    weights = hf_weights.Weights(source, heads, sequence_length)
     return new_checkpoint(
         folder,
-        Meta.beginning(model.identity()),
-        lambda part: {
-            f"{WEIGHTS}/{name}": twin.ours(path, found, checkpoint_parameter(model, part, name))
-            for name, twin in twins[part].items()
-        },
+        Meta.beginning(weights.model.identity()),
+        lambda part: {f"{WEIGHTS}/{name}": tensor for name, tensor in weights.part(part).items()},
     )
 
 

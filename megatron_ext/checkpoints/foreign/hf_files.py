@@ -1,31 +1,16 @@
-"""The tensors of a model that Hugging Face saved, and where those of ours are among them. What there is needs no torch,
-only reading it does."""
+"""Where the parameters of ours are among the tensors of a model that Hugging Face saved. Only reading them
+needs torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Any, Iterator, List, Mapping, NamedTuple, Tuple
 
-from megatron_ext.checkpoints.published import chosen, tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.pieces import Parameter
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def read(source: Path) -> Tuple[Path, Dict[str, Tensor]]:
-    """The tensors of `source` by name, and the file that stands for them in messages.
-
-    `source` is a folder, in which one whole file goes before shards, as in transformers; or such a file, or an index.
-
-    Raises:
-        EngineError: there is none, a file cannot be read, or index and shards do not fit together.
-    """
-    from megatron_ext.checkpoints import safetensors
-
-    files = sorted(set(tensors_of(source).values()))
-    return chosen(source), {name: one for path in files for name, one in safetensors.read(path).items()}
 
 
 class Twin(NamedTuple):

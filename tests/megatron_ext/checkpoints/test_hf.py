@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from megatron_ext import hf
 from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.header import part_names
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.tasks import stage_of
@@ -143,7 +144,7 @@ def test_imported_again_every_weight_is_what_it_was(
     made = Checkpoint.read(tmp_path / "made")
     newest = Checkpoint.at(trained.run.path)
     assert made.meta.model == newest.meta.model
-    for part in hf.part_names(LAYERS):
+    for part in part_names(LAYERS):
         content = safetensors.read(made.part(part))
         before = {n: t for n, t in safetensors.read(newest.part(part)).items() if n.startswith("weights/")}
         assert content.keys() == before.keys()

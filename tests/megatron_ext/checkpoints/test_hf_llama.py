@@ -16,6 +16,7 @@ import transformers
 from launch import cli
 from megatron_ext import hf
 from megatron_ext.checkpoints import safetensors
+from megatron_ext.checkpoints.header import part_names
 from megatron_ext.contract.models.counts import parameter_count
 from megatron_ext.families.tasks import stage_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -121,7 +122,7 @@ def test_exported_saved_by_transformers_and_imported_again_it_is_the_same(
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="20KB" if shards else "5GB")
     assert (tmp_path / "theirs" / "model.safetensors.index.json").exists() == shards
     assert hf.main(["import", str(tmp_path / "theirs"), str(tmp_path / "made")]) == 0
-    for part in hf.part_names(3):
+    for part in part_names(3):
         found = safetensors.read(tmp_path / "made" / f"{part}.safetensors")
         for name, tensor in found.items():
             assert torch.equal(tensor, run.state()[name.replace("/", f"/{part}.")]), (part, name)
