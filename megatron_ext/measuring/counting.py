@@ -16,14 +16,13 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.live_bytes import LiveBytes, attention_as_on_gpu
-from megatron_ext.measuring.sequence import bytes_of, crossing, described, wires_of
+from megatron_ext.measuring.sequence import crossing, described, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
 from megatron_ext.tasks.stage import Stage, backward
 from megatron_ext.tasks.task import DTYPES, Block, Placement, Task
 from megatron_ext.timeline.recorder import Recorder
 from megatron_ext.timeline.usage import Traffic
-from megatron_ext.timeline.usage import bytes_of as size_of
 
 # Layers that compute what others before them have computed: they stand by while a micro-batch is counted.
 #
@@ -155,7 +154,7 @@ def traced(task: Task, micro_batch_size: int, precision: str, tensor: TensorGrou
 
         def left(_: Any, args: Any, out: Any, number: int = number, names: Sequence[str] = block.gives) -> None:
             outs = dict(zip(names, out if isinstance(out, tuple) else (out,)))
-            wires.update(bytes_of(outs))
+            wires.update({name: one.nbytes for name, one in outs.items()})
             repeated.note(number, [*outs.values()])
             storages = {id(one): one for one in (out.untyped_storage() for out in outs.values())}
             given[number] = [(weakref.ref(one), one.nbytes()) for one in storages.values()]
@@ -212,11 +211,11 @@ class _Sums(Traffic):
         self.of: Dict[int, List[float]] = {}
 
     def all_reduced(self, tensor: Tensor, group: Optional[dist.ProcessGroup], kind: str = "") -> None:
-        self._note(1, size_of(tensor))
+        self._note(1, tensor.nbytes)
 
     def all_gathered(self, own: Tensor, group: Optional[dist.ProcessGroup], kind: str = "") -> None:
         """The second half of an all-reduce of all shares."""
-        self._note(0.5, size_of(own) * self._ranks / 2)
+        self._note(0.5, own.nbytes * self._ranks / 2)
 
     def _note(self, count: float, size: float) -> None:
         found = self.of.setdefault(self._live.part, [0.0, 0.0])

@@ -15,7 +15,7 @@ from megatron_ext.core.parts import KINDS, ModelParts
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.passes import LAYERS, Chain, OwnPasses, SavedTensors, Updates, cut_off, few_layers
-from megatron_ext.measuring.sequence import LOSS, Ledger, bytes_of, crossing, described, first_of_each_kind, wires_of
+from megatron_ext.measuring.sequence import LOSS, Ledger, crossing, described, first_of_each_kind, wires_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part
 from megatron_ext.tasks.linear import WeightGradients
@@ -161,7 +161,7 @@ class Kinds(OwnPasses):
             if first[block.kind] is block:
                 self._kinds[block.kind] = _Timed(stage, taken, _gradients(left))
                 self._kept[block.kind] = sum(kept.sizes.values())
-            sizes.update(bytes_of(left))
+            sizes.update({name: tensor.nbytes for name, tensor in left.items()})
             wires.update(cut_off(left))
             wires = {name: tensor for name, tensor in wires.items() if last_use.get(name, -1) > number}
             ledger.forget_all_but(wires)

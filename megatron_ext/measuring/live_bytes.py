@@ -62,7 +62,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             work = self.work.setdefault(self.part, [0, 0, 0])
             formula = flop_registry.get(func.overloadpacket)
             work[0] += formula(*args, **kwargs, out_val=out) if formula is not None else 0
-            work[1] += sum(one.numel() * one.element_size() for one in (*taken, *made))
+            work[1] += sum(one.nbytes for one in (*taken, *made))
             work[2] += 1
         return out
 

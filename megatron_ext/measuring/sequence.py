@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Dict, List, Mapping, Sequence, Set, Tuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import block_of
@@ -131,7 +131,7 @@ class Ledger:
     def note(self, number: int, inputs: Tensors, left: Tensors, kept: Mapping[int, int]) -> None:
         """Notes what a block takes of the micro-batch, the wires it gives, and the storages that are kept for its
         backward pass, by their addresses."""
-        self.given[number] += sum(map(_bytes, inputs.values()))
+        self.given[number] += sum(tensor.nbytes for tensor in inputs.values())
         for address, size in kept.items():
             storage = self._storages.get(address)
             if storage is None:
@@ -143,7 +143,7 @@ class Ledger:
             address = tensor.untyped_storage().data_ptr()
             if address not in self._storages:
                 self._storages[address] = _Storage(number, address in kept)
-                self.given[number] += _bytes(tensor)
+                self.given[number] += tensor.nbytes
 
     def note_loss(self, kept: Mapping[int, int]) -> None:
         """Notes the storages that the loss keeps: of wires, such as logits, those that no block has kept before."""
@@ -157,11 +157,3 @@ class Ledger:
         """Others may come to lie at the address of a wire that nobody takes any more."""
         live = {tensor.untyped_storage().data_ptr() for tensor in wires.values()}
         self._storages = {address: one for address, one in self._storages.items() if address in live}
-
-
-def bytes_of(wires: Tensors) -> Dict[str, int]:
-    return {name: _bytes(tensor) for name, tensor in wires.items()}
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

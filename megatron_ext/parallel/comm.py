@@ -148,7 +148,7 @@ class Inbox:
         if likes[0].is_cuda:
             self._ahead = int(self._one_ahead)
         else:
-            self._ahead = max(1, AHEAD_BYTES // max(1, *(like.numel() * like.element_size() for like in likes)))
+            self._ahead = max(1, AHEAD_BYTES // max(1, *(like.nbytes for like in likes)))
             self._post(self._ahead)
 
     def take(self) -> Tensor:

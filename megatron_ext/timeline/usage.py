@@ -156,7 +156,7 @@ class Traffic:
     def sent(self, kind: str, tensor: Tensor) -> None:
         """Counts a message to one rank."""
         if self._on:
-            self._counted[kind, 1] += bytes_of(tensor)
+            self._counted[kind, 1] += tensor.nbytes
 
     def all_reduced(self, tensor: Tensor, group: Optional[dist.ProcessGroup], kind: str = ALL_REDUCE) -> None:
         """Counts a sum over a group: every rank sends a share for each other rank, and then the sum of one for each."""
@@ -165,7 +165,7 @@ class Traffic:
     def all_gathered(self, own: Tensor, group: Optional[dist.ProcessGroup], kind: str = WEIGHTS) -> None:
         """Counts what is handed to all others of a group."""
         if self._on and group is not None:
-            self._counted[kind, 1] += (dist.get_world_size(group) - 1) * bytes_of(own)
+            self._counted[kind, 1] += (dist.get_world_size(group) - 1) * own.nbytes
 
     def shared_out(self, whole: Tensor, group: Optional[dist.ProcessGroup], kind: str = WEIGHTS) -> None:
         """Counts the same, where each rank of the group hands its part of `whole` to all others."""
@@ -178,7 +178,7 @@ class Traffic:
     def _shared(self, kind: str, tensor: Tensor, group: Optional[dist.ProcessGroup], times: int) -> None:
         if self._on and group is not None:
             ranks = dist.get_world_size(group)
-            self._counted[kind, ranks] += times * (ranks - 1) * bytes_of(tensor)
+            self._counted[kind, ranks] += times * (ranks - 1) * tensor.nbytes
 
     def total(self) -> Dict[str, Union[int, float]]:
         """Returns the bytes of each kind: a whole number where they are."""
@@ -186,10 +186,6 @@ class Traffic:
         for (kind, divisor), count in self._counted.items():
             sums[kind] += Fraction(count, divisor)
         return {kind: int(found) if found.denominator == 1 else float(found) for kind, found in sums.items()}
-
-
-def bytes_of(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def report_traffic(plan: Plan, place: Place, traffic: Traffic, iteration: int, samples: int) -> None:

@@ -127,10 +127,9 @@ class HostActivations:
     def _pack(self, layer: _Layer, own: Set[int], tensor: Tensor) -> Union[Tensor, _Kept]:
         storage = tensor.untyped_storage()
         size, address = storage.nbytes(), storage.data_ptr()
-        views = tensor.numel() * tensor.element_size()
         if tensor.device.type != self._device.type or address in own:
             return tensor
-        if size < parallel_config.LEAST_OFFLOADED or size > MOST_OF_VIEW * views:
+        if size < parallel_config.LEAST_OFFLOADED or size > MOST_OF_VIEW * tensor.nbytes:
             return tensor
         if address not in layer.numbers:
             layer.numbers[address] = len(layer.here)

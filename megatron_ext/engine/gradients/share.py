@@ -137,7 +137,7 @@ class WholeWeights:
     def make(self, bucket: int) -> Tensor:
         """The same, with memory for them."""
         weights = self._weights[bucket]
-        weights.untyped_storage().resize_(weights.numel() * weights.element_size())
+        weights.untyped_storage().resize_(weights.nbytes)
         return weights
 
     def free(self, bucket: int) -> None:
