@@ -23,7 +23,7 @@ from conf.compose import compose
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.families.tasks import task_of
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut_between
@@ -58,7 +58,7 @@ class Contender:
         flat = FlatWeights(self._stage.parameters_by_name(), torch.float32, cpu)
         self._stage.place(cpu, torch.float32)
         self._stage.defer_weight_grads(WeightGradients(flat.add, flat.add_rows), self._stage.shared, flat.adds)
-        self._optimizer = Optimizer(flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        self._optimizer = Optimizer(flat, plan.train)
         self.parameters = sum(one.numel() for _, one in self._stage.parameters_by_name())
 
     def seconds(self, tokens: torch.Tensor) -> float:

@@ -90,9 +90,7 @@ def evaluate_whole(
     """What the first `count` samples give, in micro-batches of `size`, of a model that `forward` passes whole."""
     tally = Tally(task, TensorGroup())
     for first in range(0, count, size):
-        batch = samples.batch(np.arange(first, min(first + size, count)))
-        micro = task.micro({name: torch.from_numpy(held) for name, held in batch.items()})
-        micro = micro._replace(first=first).to(device)
+        micro = task.micro_of(samples, np.arange(first, min(first + size, count))).to(device)
         tally.take(forward(micro), micro)
     return means(task, [tally.sums()])
 

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.streams import LATEST, TWO, VERTICAL, Stream
-from megatron_ext.data.samples import BEGINNING, Position, Samples
+from megatron_ext.data.samples import Samples
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import RunningStatistics
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.engine.results import not_finite
 from megatron_ext.engine.streams.steps import last_of_stream
 from megatron_ext.learning.flushed import over_cut
@@ -44,7 +44,7 @@ class DelayedStage:
         dtype = DTYPES[plan.train.precision]
         self.module.place(torch.device("cpu"), dtype)
         self._flat = FlatWeights(self.module.parameters_by_name(), dtype, torch.device("cpu"))
-        self.optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        self.optimizer = Optimizer(self._flat, plan.train)
         self._shown = self._flat.weight.clone()
         for name, parameter in self._flat.parameters.items():
             parameter.data = self._flat.view(name, self._shown)
@@ -138,14 +138,13 @@ class DelayedStage:
 class DelayedTraining:
     """A plan's training with all its stages in this process; tensor groups count for nothing."""
 
-    def __init__(self, plan: Plan, task: Task, samples: Samples, start: Position = BEGINNING) -> None:
+    def __init__(self, plan: Plan, task: Task, samples: Samples) -> None:
         assert plan.stream is not None
         self._plan = plan
         self._task = task
         self._samples = samples
-        self._start = start
         self.stages = [DelayedStage(number, plan, task, part) for number, part in enumerate(cut(task, plan.partition))]
-        self._first, self._until = start.iteration + 1, start.iteration
+        self._first, self._until = 1, 0
         """The first and the last iteration of the stream under way."""
 
     def step(self, iteration: int) -> float:
@@ -217,9 +216,8 @@ class DelayedTraining:
         plan = self._plan
         window = plan.global_batch_size // plan.micro_batch_size
         last = m == (self._until - self._first + 1) * window - 1
-        sample = self._start.consumed(self._first - 1, plan.global_batch_size) + m * plan.micro_batch_size
-        batch = self._samples.batch(np.arange(sample, sample + plan.micro_batch_size))
-        micro = self._task.micro({name: torch.from_numpy(held) for name, held in batch.items()})
+        sample = (self._first - 1) * plan.global_batch_size + m * plan.micro_batch_size
+        micro = self._task.micro_of(self._samples, np.arange(sample, sample + plan.micro_batch_size))
         wires: Tensors = {}
         sender, scaled = [self.stages[-1].optimizer.scaler.scale], self.stages[-1].optimizer.scaler.dynamic
         for stage in self.stages:

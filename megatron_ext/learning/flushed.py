@@ -19,7 +19,7 @@ from megatron_ext.engine.executor.messages import quantised, restored
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.gradients.gradients import HalfGradients, RunningStatistics
 from megatron_ext.engine.optimizer.learning_rate import rate_of
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.engine.results import not_finite
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import cut, cut_between
@@ -133,7 +133,7 @@ class FlushedTraining:
             stage.initialise(1)
             stage.place(cpu, dtype)
         flat = FlatWeights([named for stage in self._stages for named in stage.parameters_by_name()], dtype, cpu)
-        self._optimizer = Optimizer(flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        self._optimizer = Optimizer(flat, plan.train)
         self._flat = flat
         self.batches = Batches(plan)
         self._running = RunningStatistics(self._stages, None)
@@ -149,7 +149,7 @@ class FlushedTraining:
         start = Position(iteration - 1, batches.consumed)
         numbers = np.arange(count) if self._taken is None else self._taken
         rows = start.share(iteration, numbers, batches.samples, plan.micro_batch_size)
-        micros = [self._micro(row) for row in rows]
+        micros = [self._task.micro_of(self._samples, row) for row in rows]
         factor = scale / self._weight(micros)
         self._running.begin()
         halves = None
@@ -172,7 +172,7 @@ class FlushedTraining:
         """The loss of micro-batches, whose gradients are added up."""
         loss = 0.0
         for micro in micros:
-            of_micro = self._task.loss(self._left(micro), micro, TensorGroup()) * factor
+            of_micro = self._task.loss(self.forward(micro), micro, TensorGroup()) * factor
             of_micro.backward()  # type: ignore[no-untyped-call]
             loss += float(of_micro.detach())
         return loss
@@ -210,21 +210,13 @@ class FlushedTraining:
             yield
 
     def forward(self, micro: Micro) -> Tensors:
-        """What leaves the model, while evaluating."""
-        return self._left(micro)
-
-    def _left(self, micro: Micro) -> Tensors:
+        """What leaves the model."""
         left: Tensors = {}
         for stage in self._stages:
             entered = over_cut(left, self._task) if left else {}
             stage.begin(micro.first)
             left = stage({**entered, **{name: micro.inputs[name] for name in stage.inputs}})
         return left
-
-    def _micro(self, numbers: NDArray[np.int64]) -> Micro:
-        batch = self._samples.batch(numbers)
-        micro = self._task.micro({name: torch.from_numpy(held) for name, held in batch.items()})
-        return micro._replace(first=int(numbers[0]))
 
     def _weight(self, micros: Sequence[Micro]) -> float:
         """Returns by what the losses of micro-batches, which are sums or means, are divided."""

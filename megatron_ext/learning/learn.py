@@ -3,7 +3,6 @@ themselves, `IslandTraining` where islands do, `FlushedTraining` elsewhere."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Iterator, Mapping, NamedTuple, Tuple, Union
 
@@ -21,7 +20,7 @@ from megatron_ext.families.tasks import task_of
 from megatron_ext.learning.delayed import DelayedTraining
 from megatron_ext.learning.flushed import Batches, FlushedTraining
 from megatron_ext.tasks.cut import check
-from megatron_ext.tasks.task import Micro, Task, Tensors
+from megatron_ext.tasks.task import Task
 
 
 class IslandTraining:
@@ -36,7 +35,8 @@ class IslandTraining:
         ]
         self._parts = [len(numbers) / sum(map(len, taken)) for numbers in taken]
         self._islands = [FlushedTraining(plan, task, samples, numbers) for numbers in taken]
-        self.batches = self._islands[0].batches
+        first = self._islands[0]  # evaluations take the weights after the last common step, which all have
+        self.batches, self.evaluating, self.forward = first.batches, first.evaluating, first.forward
 
     def step(self, iteration: int) -> float:
         """Trains all islands on their parts of the next global batch, and returns its loss.
@@ -50,16 +50,6 @@ class IslandTraining:
             for island in self._islands:
                 island.meet(mean)
         return loss
-
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """Has `forward` give what an evaluation of the run takes: with the weights after the last common step."""
-        with self._islands[0].evaluating():
-            yield
-
-    def forward(self, micro: Micro) -> Tensors:
-        """What leaves the model, while evaluating."""
-        return self._islands[0].forward(micro)
 
 
 Training = Union[DelayedTraining, FlushedTraining, IslandTraining]

@@ -16,7 +16,7 @@ from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.laps import LEAST, Lap, Marks, Median, median
 from megatron_ext.parallel.tensor_parallel import TensorGroup
@@ -145,7 +145,7 @@ class OwnPasses(Passes):
         self._train = train
 
     def updates(self) -> Updates:
-        optimizer = Optimizer(self._flat, self._train, None, DataGroup(1, 0, None), False, [])
+        optimizer = Optimizer(self._flat, self._train)
         recorder, grad = Recorder(None), self._flat.grad
         return Updates(
             lambda: grad.fill_(optimizer.scaler.scale * 1e-3),

@@ -18,7 +18,7 @@ from megatron_ext.contract.errors import is_out_of_memory, reason_of
 from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.families.tasks import task_of
 from megatron_ext.measuring.passes import SavedTensors
 from megatron_ext.parallel.comm import annotate_errors
@@ -183,7 +183,7 @@ class WholeModel:
         dtype = DTYPES[plan.train.precision]
         self._flat = FlatWeights(self._stage.parameters_by_name(), dtype, device)
         self._stage.place(device, dtype)
-        self._optimizer = Optimizer(self._flat, plan.train, None, DataGroup(1, 0, None), False, [])
+        self._optimizer = Optimizer(self._flat, plan.train)
         if host is not None:
             host.begin(fixed_bytes(self._flat))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from enum import Enum
 from pathlib import Path
-from typing import Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 
 from megatron_ext.data.samples import Samples
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """The type for each precision of a run."""
@@ -134,8 +137,12 @@ class Task(ABC):
 
     def example(self, micro_batch_size: int, source: torch.Generator) -> Micro:
         """A micro-batch of the right shapes, with content drawn from `source`; by default the first samples."""
-        first = self.samples("train", micro_batch_size).batch(np.arange(micro_batch_size))
-        return self.micro({name: torch.from_numpy(array) for name, array in first.items()})
+        return self.micro_of(self.samples("train", micro_batch_size), np.arange(micro_batch_size))
+
+    def micro_of(self, samples: Samples, numbers: NDArray[np.int64]) -> Micro:
+        """The micro-batch of the samples with these numbers."""
+        sample = {name: torch.from_numpy(array) for name, array in samples.batch(numbers).items()}
+        return self.micro(sample)._replace(first=int(numbers[0]))
 
     @abstractmethod
     def loss(self, left: Tensors, micro: Micro, tensor: TensorGroup) -> Tensor:

@@ -47,6 +47,9 @@ class DataGroup(NamedTuple):
     """Its parts, where what it shares is handed out across nodes first."""
 
 
+ALONE = DataGroup(1, 0, None)
+
+
 class Optimizer:
     """Steps the flat weights of one rank; all ranks call it together.
 
@@ -59,10 +62,10 @@ class Optimizer:
         self,
         flat: FlatWeights,
         train: TrainConfig,
-        model: Optional[dist.ProcessGroup],
-        data: DataGroup,
-        sharded: bool,
-        counted_elsewhere: Sequence[slice],
+        model: Optional[dist.ProcessGroup] = None,
+        data: DataGroup = ALONE,
+        sharded: bool = False,
+        counted_elsewhere: Sequence[slice] = (),
         tensor: Optional[dist.ProcessGroup] = None,
         cut: AbstractSet[str] = frozenset(),
         copies: int = 1,
@@ -85,7 +88,7 @@ class Optimizer:
         self._flat = flat
         self._train = train
         self._model = model
-        self._data = data if sharded else DataGroup(1, 0, None)
+        self._data = data if sharded else ALONE
         self._share = flat.share
         self._counted_elsewhere = [flat.share.within(part) for part in counted_elsewhere]
         self._is_weight = flat.weight.dtype == torch.float32 and (not sharded or flat.whole is not None)

@@ -20,7 +20,7 @@ from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
 from megatron_ext.engine.optimizer import update_rules
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.engine.optimizer.update_rules import NORM_ROW
 from megatron_ext.timeline.recorder import Recorder
 
@@ -59,7 +59,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Optimizer]:
         )
         formats = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
         flat = FlatWeights([*model.named_parameters()], formats[train.precision], torch.device("cpu"))
-        return Optimizer(flat, train, None, DataGroup(1, 0, None), False, [], cuts=cuts)
+        return Optimizer(flat, train, cuts=cuts)
 
     return make
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from conf.compose import compose
 from launch.control.planning.plan import make_plan
 from megatron_ext.engine.gradients.flat import FlatWeights
-from megatron_ext.engine.optimizer.optimizer import DataGroup, Optimizer
+from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.engine.streams.executor import Versions
 from megatron_ext.timeline.recorder import Recorder
 
@@ -35,7 +35,7 @@ class Trained:
             compose(["train.optimizer=sgd", "train.lr=0.5", "train.lr_policy=constant"]), "test/run"
         ).train
         self.flat = FlatWeights(named, precision, torch.device("cpu"))
-        self.optimizer = Optimizer(self.flat, replace(train, clip_grad=0.0), None, DataGroup(1, 0, None), False, [])
+        self.optimizer = Optimizer(self.flat, replace(train, clip_grad=0.0))
         self.versions = Versions(self.flat, self.optimizer)
         self.inputs = torch.randn(5, 10, dtype=precision)
 
