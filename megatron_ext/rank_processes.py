@@ -20,7 +20,7 @@ from megatron_ext.contract.errors import KILLED, EngineError, PeerLost, RankFail
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.worker import AGENT, SAVED, die_with_parent, start_of_run
+from megatron_ext.contract.worker import AGENT, SAVED, die_with_parent, keep_freed_memory, start_of_run
 from megatron_ext.parallel import interruption
 from megatron_ext.parallel.interruption import Interrupted
 from megatron_ext.timeline import flight, usage
@@ -267,6 +267,8 @@ def _rank_main(plan: Plan, place: Place, parent: int, job: Callable[[Place], Non
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return 1
+    if plan.device == "cpu":
+        keep_freed_memory()
     try:
         with name_memory_errors():
             job(place)

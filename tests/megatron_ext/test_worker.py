@@ -6,6 +6,7 @@ import faulthandler
 import json
 import os
 import pickle
+import resource
 import signal
 import socket
 import subprocess
@@ -356,6 +357,26 @@ def test_memory_that_is_not_there_is_told_with_rank_and_stage(engine_run: Callab
     assert all(error["message"].startswith("out of memory: ") for error in causes)
     assert "parallel.recompute=full" in run.stderr()
     assert "Traceback" not in run.stderr()
+
+
+def test_a_rank_on_a_cpu_computes_in_the_memory_that_it_freed(
+    engine_run: Callable[..., EngineRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel would clear some 250 pages again for every MiB that a pass frees."""
+
+    def passes(*_: object, **__: object) -> None:
+        cleared = []
+        for _ in range(2):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            kept = [torch.ones(rows, 1024) for rows in range(1000, 2000, 100)]
+            kept.clear()
+            cleared.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        assert cleared[0] > 10_000, cleared
+        assert cleared[1] < cleared[0] / 4, cleared  # some, for holes that are too small
+
+    monkeypatch.setattr(worker, "train", passes)
+    run = engine_run("parallel.data=1", "parallel.pipeline=1")
+    assert run.go() == 0, run.stderr()
 
 
 @contextmanager
