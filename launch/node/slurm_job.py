@@ -199,7 +199,9 @@ class SlurmJob:
             return
         self._counted = time.monotonic()
         first, *others = self._own
-        done = [name for name in others if name in self._hosts and self._has_ended_well(name)]
+        done = [
+            name for name in others if name in self._hosts and (own := self._own_record(name)) and own.exit_code == 0
+        ]
         if not done:
             return
         given = {self._hosts.pop(name) for name in done}
@@ -216,17 +218,13 @@ class SlurmJob:
             raise LaunchError("Slurm takes no nodes back of a job that has lost its first one")
         slurm_commands.keep_only(self.id, [host for host in has if host not in given])
 
-    def _has_ended_well(self, name: str) -> bool:
-        state = self._run.read(self._run.node_state(name), NodeRecord)
-        return state is not None and state.job == self.id and state.exit_code == 0
-
     def end_without_script(self) -> None:
         """Ends the job of an elastic run once none of its nodes is at work, where the first was lost and with it the
         job's script: nobody else would.
 
         To be called when this node has written its end. Where another is still at work, that one does so later.
         """
-        if not self._before or self._ended(self._own[0]):
+        if not self._before or ((first := self._own_record(self._own[0])) and first.state == "ended"):
             return
         before = self._beats()
         time.sleep(SILENCE_S)
@@ -257,17 +255,16 @@ class SlurmJob:
         states = {name: self._run.read(self._run.node_state(name), NodeRecord) for name in self._own}
         return {name: state.beat_unix for name, state in states.items() if state and state.state != "ended"}
 
-    def _ended(self, name: str) -> bool:
+    def _own_record(self, name: str) -> NodeRecord | None:
+        """What a node wrote in this job; None if that is of another one, or nothing."""
         state = self._run.read(self._run.node_state(name), NodeRecord)
-        return state is not None and state.job == self.id and state.state == "ended"
+        return state if state is not None and state.job == self.id else None
 
     def _speaks(self) -> bool:
-        return all(self._ended_well(self._run.read(self._run.node_state(name), NodeRecord)) for name in self._before)
-
-    def _ended_well(self, state: NodeRecord | None) -> bool:
-        if state is None or state.job != self.id or state.of.restarts != self.restarts:
-            return False
-        return state.state == "ended" and state.exit_code == 0
+        return all(
+            state and state.of.restarts == self.restarts and state.state == "ended" and state.exit_code == 0
+            for state in map(self._own_record, self._before)
+        )
 
     def _submitted(self) -> dict[str, JobRecord]:
         return read_submitted(self._run, len(self._names)).by_id

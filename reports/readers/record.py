@@ -34,8 +34,6 @@ UNKNOWN = "unknown"
 """What a log does not tell."""
 MOST_METRICS_BYTES = 1 << 30
 """The largest metrics.jsonl: some 3 million logged iterations."""
-MOST_LOG_BYTES = 1 << 36
-"""The most that a node printed."""
 T = TypeVar("T")
 Bytes = Annotated[float, Rule("0 or more", lambda value: 0 <= value < math.inf)]
 Mib = Annotated[float, Rule("from 0 to 1e12 MiB", lambda value: 0 <= value <= 1e12)]
