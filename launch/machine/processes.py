@@ -12,7 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,19 @@ def own_umask() -> int:
     """This process's, which can only be read by setting it."""
     os.umask(current := os.umask(0o077))
     return current
+
+
+@contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """A variable of this process's environment, for a while."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 def find(token: str, node_rank: int | None = None) -> set[int]:

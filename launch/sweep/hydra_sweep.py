@@ -5,7 +5,6 @@ What the combinations have in common is read and merged once."""
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,6 +23,8 @@ from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
+
+from launch.machine.processes import variable_set
 
 CHOICE = "hydra/launcher=tdpp"
 """The word with which Hydra takes the launcher, once it is registered."""
@@ -104,14 +105,14 @@ class SweepLoader(ConfigLoaderImpl):
 
 
 _INFO = ("-i", "--info")
-_FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 @contextmanager
 def called_with(argv: Sequence[str]) -> Iterator[None]:
     """Has an application of Hydra's read these arguments within it, and raise its errors."""
     has_info = any(word.partition("=")[0] in _INFO for word in argv)
-    with _arguments(_with_launcher(argv)), _errors_raised(), _info_printed() if has_info else nullcontext():
+    printed = _info_printed() if has_info else nullcontext()
+    with _arguments(_with_launcher(argv)), variable_set("HYDRA_FULL_ERROR", "1"), printed:
         yield
 
 
@@ -131,19 +132,6 @@ def _with_launcher(argv: Sequence[str]) -> list[str]:
     overrides = (n for n, word in enumerate(argv) if word.startswith("~") or ("=" in word and not word.startswith("-")))
     place = next(overrides, 0)
     return [*argv[:place], CHOICE, *argv[place:]]
-
-
-@contextmanager
-def _errors_raised() -> Iterator[None]:
-    """Hydra then raises what it would otherwise print and exit with."""
-    before = os.environ.get(_FULL_ERROR)
-    os.environ[_FULL_ERROR] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_FULL_ERROR]
-        if before is not None:
-            os.environ[_FULL_ERROR] = before
 
 
 @contextmanager

@@ -4,7 +4,6 @@ run with the configuration and the code of another one, and says what differs.""
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
 from launch.errors import LaunchError
 from launch.files.own_path import read_own_file, require_own_file
+from launch.machine.processes import variable_set
 from launch.machine.provenance import Source, provenance
 from megatron_ext.contract.files import digest_of_file
 
@@ -60,7 +60,8 @@ def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Call
         return of_run(RunDir.find(runs_dir, wanted))
     sweep = sweep.absolute()
     typed_words = _words(sweep)
-    with _usual_runs_dir(sweep.parent.parent), contextlib.chdir(typed_words.cwd):
+    # Where nothing that was typed says where runs are, they are where the sweep is, whatever the shell says now.
+    with variable_set(RUNS_DIR, str(sweep.parent.parent)), contextlib.chdir(typed_words.cwd):
         return of_sweep(typed_words)
 
 
@@ -86,20 +87,6 @@ def named_run(argv: Sequence[str], word: str, *, empty: str, others: str) -> tup
     if len(wanted) != len(argv):
         raise LaunchError(f"{' '.join(argv)}: {word}RUN {others}")
     return wanted[key], wanted.get("runs_dir", usual_runs_dir())
-
-
-@contextlib.contextmanager
-def _usual_runs_dir(runs: Path) -> Iterator[None]:
-    """Where nothing that was typed says where runs are, they are where the sweep is, whatever the shell says now."""
-    before = os.environ.get(RUNS_DIR)
-    os.environ[RUNS_DIR] = str(runs)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[RUNS_DIR]
-        else:
-            os.environ[RUNS_DIR] = before
 
 
 def _words(sweep: Path) -> SweepWords:
