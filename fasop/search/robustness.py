@@ -6,6 +6,7 @@ of the slowdown.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +14,8 @@ from fasop.costs.hardware import NodeKind
 from fasop.search.plan import Plan
 from fasop.simulation.predict import predict_plan
 
+RATED_S = 15.0
+"""CPU seconds, after which no other plan is rated."""
 MOST_NODES = 32
 """So many nodes of a plan are slowed down one by one, at most; of more, those at equal distances."""
 COMPUTING, SENDING = ("forward", "backward", "optimizer"), ("messages", "gradients", "embedding")
@@ -51,16 +54,18 @@ def slowdowns(plan: Plan, by: float) -> list[Slowdown]:
     return [Slowdown(what="", seconds=_seconds(plan, plan.nodes)), *_cases(plan, 1.0 + by)]
 
 
-def by_worst_case(plans: Sequence[Plan], by: float, least: int) -> list[Robust]:
+def by_worst_case(plans: Sequence[Plan], by: float, most: int) -> list[Robust]:
     """Rates plans and sorts them by their worst case.
 
     Args:
-        plans: the fastest first. Those that are slower as they are than the best worst case cannot have a better one,
-            and are left out once `least` are rated.
+        plans: the fastest first. Once `most` are rated, those that are slower as they are than the worst cases of so
+            many cannot come before them, and are left out; so are all that `RATED_S` leaves no time for.
     """
     found: list[Robust] = []
+    until = time.process_time() + RATED_S
     for plan in plans:
-        if len(found) >= least and plan.total >= min(one.worst.seconds for one in found):
+        slowest = sorted(one.worst.seconds for one in found)[:most]
+        if (len(slowest) == most and plan.total >= slowest[-1]) or (found and time.process_time() > until):
             break
         cases = slowdowns(plan, by)
         found.append(Robust(plan=plan, worst=max(cases, key=lambda case: case.seconds), seconds=cases[0].seconds))

@@ -32,6 +32,11 @@ NEAR = 1.03
 """Times the fastest plan on some nodes: sizes that are as fast in their first orders are worth climbing."""
 
 
+ROUNDING = 1e-9
+"""The part of a time by which equal ones may differ: plans that take as long as the slowest one that is kept are
+searched, since another order may prefer them."""
+
+
 ShowProgress = Callable[[float], None]
 """Takes the part that is done, 0 to 1."""
 
@@ -94,7 +99,7 @@ class Best:
 
     def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
         slowest = self.plans[-1].total if len(self.plans) == self._most else np.inf
-        return np.asarray(bounds <= slowest)
+        return np.asarray(bounds <= slowest * (1 + ROUNDING))
 
     def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
         return not self.plans or GAIN * seconds <= self.plans[0].total

@@ -66,6 +66,7 @@ class _Stage:
         self._memory = partial(memory_of, training, layers, stage, held, versions)
         layout, nodes = parallel.layout, [node for node in plan.nodes for _ in range(node.gpus)]
         places = range(layout.tensors[stage])
+        self._rooms = {kind.name: room_gib(kind, training) for kind in plan.kinds}
         self._kinds = [
             min((nodes[layout.rank(stage, replica, place)] for place in places), key=self._room)
             for replica in range(layout.replicas[stage])
@@ -73,7 +74,7 @@ class _Stage:
         """The kind of node that each replica lies on; of several that with the least room."""
 
     def _room(self, kind: NodeKind) -> float:
-        return room_gib(kind, self._training)
+        return self._rooms[kind.name]
 
     @cached_property
     def proportions(self) -> list[int]:

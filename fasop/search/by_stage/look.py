@@ -160,6 +160,11 @@ class _Search:
         """Search what seems best near the fastest plans, until a part of the work is done."""
         while self._fast and self._fast[0][0] <= CLIMBED * self.closing.fastest and not self.over(part):
             seconds, _, begin, layers = heappop(self._fast)
+            unlike = len({*zip(begin.layout.tensors, begin.layout.replicas, strict=True)}) > 1
+            if unlike and seconds <= self.closing.fastest:
+                for number in self.nodes[begin.kinds].other_micro_batches(begin.layout, begin.number):
+                    if (place := begin._replace(number=number)) not in self.searched:
+                        self.search(place, layers)
             every = self.nodes[begin.kinds].near(Near(begin.layout, layers), begin.order, begin.number)
             self.work += SKETCHED * len(every)
             for both_ends, most in TRIED.items():

@@ -200,6 +200,20 @@ class StagedPlans:
         )
         return [found[row] for row in np.argsort(seconds, kind="stable")]
 
+    def other_micro_batches(self, layout: Layout, option: int) -> list[int]:
+        """List the numbers of the same options with the next smaller and the next larger micro-batches that every
+        replica gets one of."""
+        own = self.options[option].parallel
+        sizes = {
+            one.parallel.micro_batch_size: number
+            for number, one in enumerate(self.options)
+            if replace(one.parallel, micro_batch_size=own.micro_batch_size) == own
+            and max(layout.replicas) * one.parallel.micro_batch_size <= own.global_batch_size
+        }
+        every = sorted({*sizes, own.micro_batch_size})
+        place = every.index(own.micro_batch_size)
+        return [sizes[size] for size in every[max(0, place - 1) : place + 2] if size != own.micro_batch_size]
+
     def places_of(self, plan: Plan) -> list[tuple[int, int]]:
         """The node order of a plan, and the most similar options with which its stages may differ, by their numbers:
         none on other nodes."""

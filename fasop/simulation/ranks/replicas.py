@@ -137,7 +137,8 @@ class _Lines:
 def _all_of(plan: PlacedTraining, kind: str) -> PlacedTraining:
     """With all nodes of one kind."""
     one = next(node for node in plan.nodes if node.name == kind)
-    return replace(plan, nodes=[replace(one, name=node.name, gpus=node.gpus) for node in plan.nodes])
+    alike = {node.name: replace(one, name=node.name, gpus=node.gpus) for node in plan.kinds}
+    return replace(plan, nodes=[alike[node.name] for node in plan.nodes])
 
 
 def in_streams(one: Durations, streams: int, rates: StreamRates) -> Durations:

@@ -107,9 +107,9 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
     head = [*head, "worst case", "adds", f"{args.robust:.0%} slower"]
     print_table(head, [[*row, *own] for row, own in zip(rows, more, strict=True)])
     remark(*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}))
-    others = "the next plans of the search are slower than the first one's worst case as they are"
-    if len(rated) == len(candidates) and candidates[-1].total < rated[0].worst.seconds:
-        others = f"plans behind the {len(candidates)} fastest were not rated"
+    others = "the next plans of the search are slower than these worst cases as they are"
+    if candidates[min(len(rated), len(candidates) - 1)].total < shown[-1].worst.seconds:
+        others = f"plans behind the {len(rated)} fastest were not rated"
     print(
         f"Ranked by the worst case, in which one group's GPUs, one group's links or one node takes "
         f"{args.robust:.0%} more time; {others}. As measured, the fastest takes {candidates[0].total * 1e3:.1f} ms.",

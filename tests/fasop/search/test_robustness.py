@@ -10,6 +10,7 @@ import pytest
 
 from conf.schema.values.links import PairLink
 from fasop.costs.hardware import Factors, NodeKind
+from fasop.search import robustness
 from fasop.search.arguments import parse
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
@@ -95,13 +96,19 @@ def test_a_slower_node_costs_no_more_than_its_group_and_no_case_more_than_everyt
                 assert case.seconds <= groups[f"the GPUs of {name}"] * (1 + 1e-9)
 
 
-def test_the_first_plan_has_the_best_worst_case_of_all(plans: Sequence[Plan]) -> None:
+@pytest.mark.parametrize("most", [1, 3, 10])
+def test_the_first_plans_have_the_best_worst_cases_of_all(plans: Sequence[Plan], most: int) -> None:
+    by_time = sorted(plans, key=lambda plan: plan.total)
     for by in (0.1, 0.5, 3.0):
-        rated = by_worst_case(sorted(plans, key=lambda plan: plan.total), by, least=1)
-        every = [max(case.seconds for case in slowdowns(plan, by)) for plan in plans]
-        assert rated[0].worst.seconds == min(every)
-        assert [one.worst.seconds for one in rated] == sorted(one.worst.seconds for one in rated)
-        assert len(by_worst_case(plans, by, least=len(plans))) == len(plans)
+        rated = by_worst_case(by_time, by, most)
+        every = sorted(max(case.seconds for case in slowdowns(plan, by)) for plan in plans)
+        assert [one.worst.seconds for one in rated[:most]] == every[:most]
+        assert len(by_worst_case(plans, by, most=len(plans))) == len(plans)
+
+
+def test_what_there_is_no_time_for_is_not_rated(plans: Sequence[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(robustness, "RATED_S", 0.0)
+    assert len(by_worst_case(plans, 0.1, most=len(plans))) == 1
 
 
 def test_a_single_slower_node_keeps_the_links_of_its_group() -> None:

@@ -480,3 +480,19 @@ def test_a_search_finds_the_best_plan_of_the_seeds_clusters_and_prove_shows_that
         said = " ".join(outcome.summary)
         assert not prove or re.search(r"these combinations is (faster|slower) than the first", said)
         assert not re.search(r"more than ([6-9]|5\.[1-9]|\d\d)", said)
+
+
+def test_near_a_plan_are_those_with_other_micro_batches_that_every_replica_gets_one_of() -> None:
+    training, kinds, choices = random_case(np.random.default_rng(1))
+    training = replace(training, parallel=replace(training.parallel, global_batch_size=12))
+    some = StagedPlans(training, [replace(kind, gpus=2) for kind in kinds[:1]], choices, 100)
+    sizes = [one.parallel.micro_batch_size for one in some.options]
+    for layout, expected in (
+        (Layout((1, 1), (1, 3)), {2, 4}),
+        (Layout((1, 1), (1, 4)), {2}),
+        (Layout((2, 1), (1, 1)), {2, 4}),
+    ):
+        found = some.other_micro_batches(layout, sizes.index(3))
+        assert {sizes[number] for number in found} == expected
+        own = some.options[sizes.index(3)].parallel
+        assert all(replace(some.options[number].parallel, micro_batch_size=3) == own for number in found)
