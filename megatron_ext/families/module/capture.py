@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Set, Tuple, Type
 
@@ -137,10 +138,7 @@ class _Cutter:
         if not self._leaves:
             return type(self._model).__name__
         name = str(self._leaves[number].target)
-        again = 2
-        while (name if again == 2 else f"{name}_{again - 1}") in used:
-            again += 1
-        return name if again == 2 else f"{name}_{again - 1}"
+        return next(one for one in chain([name], (f"{name}_{again}" for again in count(2))) if one not in used)
 
 
 def _foreseen(node: fx.Node) -> bool:

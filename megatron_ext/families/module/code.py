@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.files import digest_of_file, why
-from megatron_ext.tasks.task import LOGGED
+from megatron_ext.tasks.stage import backward
+from megatron_ext.tasks.task import LOGGED, Tensors
 
 
 class UserCode(NamedTuple):
@@ -227,6 +228,12 @@ def is_number(value: Any) -> bool:
 
 def _named(value: Any) -> str:
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def pass_back(given: Tensors, held: Tensors) -> None:
+    """The backward pass of what a block gives, from the gradients of the same tensors, `held` cut off from it."""
+    wanted = {name: one for name, one in given.items() if held[name].grad is not None}
+    backward(wanted, {name: held[name].grad for name in wanted})
 
 
 class Randomness(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -22,6 +22,7 @@ from megatron_ext.families.module.code import (
     Randomness,
     UserCode,
     is_number,
+    pass_back,
     require_gradients,
     require_loss,
     require_metrics,
@@ -211,13 +212,8 @@ class _Walk:
         with self._code.running("the backward pass of loss(outputs, targets)"):
             torch.autograd.backward(loss.sum())
         for piece, tensors in reversed(list(zip(self._pieces.pieces, given))):
-            roots = [name for name, tensor in tensors.items() if tensor.requires_grad]
-            roots = [name for name in roots if self._held[name].grad is not None]
             with self._code.running(f"the backward pass of block {piece.name}{_at(piece)}"):
-                if roots:
-                    torch.autograd.backward(
-                        [tensors[name] for name in roots], [self._held[name].grad for name in roots]
-                    )
+                pass_back(tensors, self._held)
         without = [
             name
             for piece, module in zip(self._pieces.pieces, self._modules)

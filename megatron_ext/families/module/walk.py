@@ -12,6 +12,7 @@ from megatron_ext.families.module.code import (
     Fault,
     Randomness,
     UserCode,
+    pass_back,
     require_gradients,
     require_loss,
     require_metrics,
@@ -159,10 +160,8 @@ class Walk:
         with self._code.running("the backward pass of loss(left, micro, tensor)"):
             torch.autograd.backward(loss.sum())
         for block, _, given in reversed(passed):
-            roots = [name for name, one in given.items() if one.requires_grad and self._held[name].grad is not None]
             with self._code.running(f"the backward pass of block {block.name}"):
-                if roots:
-                    torch.autograd.backward([given[name] for name in roots], [self._held[name].grad for name in roots])
+                pass_back(given, self._held)
         used = {name for name, one in self._parameters.items() if not one.requires_grad or one.grad is not None}
         used |= {owner for copy, owner in self._task.tied.items() if copy in used}
         tied = {copy for copy, owner in self._task.tied.items() if owner in used}
