@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from megatron_ext.parallel.comm import all_gather, annotate_errors, new_group
-from megatron_ext.parallel.links import LARGEST, steps
+from megatron_ext.parallel.links import LARGEST, await_all, steps
 from megatron_ext.parallel.summing import begin_reduce_scatter
 
 SMALLEST = 1024
@@ -42,7 +42,7 @@ def p2p(nodes: Sequence[Sequence[int]], groups: Sequence[str], device: torch.dev
     rank, found = dist.get_rank(), []
     group_of = {rank: group for ranks, group in zip(nodes, groups) for rank in ranks}
     for step in steps(nodes, groups):
-        _together(device, None)
+        await_all(device)
         for first, second in step:
             if rank not in (first, second):
                 continue
@@ -107,7 +107,7 @@ def _own_group(
         group = new_group(ranks)  # every rank takes part in making each group
         if dist.get_rank() in ranks:
             own = group, ranks
-    _together(device, None)
+    await_all(device)
     return own
 
 
@@ -144,7 +144,7 @@ def _collective(
         for size in sizes(device):
             times = []
             for _ in range(WARM_UP + _repeats(size)):
-                _together(device, group)
+                await_all(device, group)
                 begun = time.perf_counter()
                 once(size // 4)
                 times.append(time.perf_counter() - begun)
@@ -194,17 +194,6 @@ def _counting(times: Sequence[float], size: int) -> float:
 
 def _repeats(size: int) -> int:
     return FEW if size >= LARGE else REPEATS
-
-
-def _together(device: torch.device, group: Optional[dist.ProcessGroup]) -> None:
-    """Returns when all ranks of a group, or all there are, are here.
-
-    Not with torch's own barrier: as the first message of a group it takes, before torch 2.4, the GPU whose number is
-    the rank's in the group.
-    """
-    with annotate_errors("waiting for the other ranks"):
-        dist.all_reduce(torch.ones(1, device=device), group=group)
-        _finish(device)
 
 
 def _finish(device: torch.device) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from itertools import combinations
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -64,7 +64,7 @@ def measure(every: Sequence[Round], device: torch.device) -> List[Dict[str, Any]
     """All ranks call it together. Returns what pairs measured whose first rank is this one (docs/formats.md)."""
     rank, found = dist.get_rank(), []
     for step in every:
-        _together(device)
+        await_all(device)
         for first, second in step:
             if rank == first:
                 found.append(_first(second, device))
@@ -73,11 +73,15 @@ def measure(every: Sequence[Round], device: torch.device) -> List[Dict[str, Any]
     return found
 
 
-def _together(device: torch.device) -> None:
-    """Returns when all ranks are here."""
+def await_all(device: torch.device, group: Optional[dist.ProcessGroup] = None) -> None:
+    """Returns when all ranks of a group, or all there are, are here.
+
+    Not with torch's own barrier: as the first message of a group it takes, before torch 2.4, the GPU whose number is
+    the rank's in the group.
+    """
     with annotate_errors("waiting for the other ranks"):
         one = torch.ones(1, device=device)
-        dist.all_reduce(one)
+        dist.all_reduce(one, group=group)
         one.item()
 
 

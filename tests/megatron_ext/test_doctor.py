@@ -30,10 +30,10 @@ if "HANG_RANK" in os.environ:
     doctor.TOGETHER_S, doctor_rank.WAIT_S = 12.0, 10
 all_reduce = dist.all_reduce
 
-def hangs_on_one_rank(*arguments):
+def hangs_on_one_rank(*arguments, **options):
     if str(dist.get_rank()) == os.environ.get("HANG_RANK"):
         time.sleep(300)
-    return all_reduce(*arguments)
+    return all_reduce(*arguments, **options)
 
 def fails(ranks):
     raise KeyError(340)
