@@ -185,9 +185,9 @@ class Training:
         ends = self._end.agreed(iteration)
         metrics = None if evaluation is None else evaluation.metrics
         must = ends and not self._end.asked
-        on_disk = self._saver.after(iteration, ends, metrics, best, self._end.saves(iteration), must)
+        on_disk = self._saver.after(iteration, ends, metrics, best, self._end.saves(iteration, DISK), must)
         if self._keeper is not None:
-            self._keeper.after(iteration, on_disk, self._end.keeps(iteration))
+            self._keeper.after(iteration, on_disk, self._end.saves(iteration, MEMORY))
 
     def _evaluated(self, iteration: int, last: bool) -> Tuple[Optional[Evaluation], bool]:
         """The evaluation after an iteration, if one is due, and whether it is the best so far."""
@@ -253,13 +253,9 @@ class RunEnd:
                 self._save_after[kind] = self._engine.soonest_end(iteration)
         return self.reached(iteration)
 
-    def saves(self, iteration: int) -> bool:
-        """Whether all ranks agreed to save after this iteration."""
-        return iteration == self._save_after[DISK]
-
-    def keeps(self, iteration: int) -> bool:
-        """The same of a checkpoint in memory."""
-        return iteration == self._save_after[MEMORY]
+    def saves(self, iteration: int, kind: int) -> bool:
+        """Whether all ranks agreed to save on `DISK` or in `MEMORY` after this iteration."""
+        return iteration == self._save_after[kind]
 
     @property
     def asked(self) -> bool:

@@ -84,7 +84,9 @@ class BatchAssignment:
         if not samples.varying:
             return ()
         first = self.consumed(iteration - 1)
-        return [samples.sizes(first + np.arange(begin, end)) for begin, end in self._ranges()]
+        begins = firsts(self.division)
+        ends = [*begins[1:], self.division.samples]
+        return [samples.sizes(first + np.arange(begin, end)) for begin, end in zip(begins, ends)]
 
     def halves(self, micros: Sequence[Optional[Micro]]) -> Tuple[List[Optional[Micro]], List[Optional[Micro]]]:
         """This replica's micro-batches, those that are even ones of the iteration first."""
@@ -94,11 +96,6 @@ class BatchAssignment:
     def samples_of_halves(self) -> Tuple[int, int]:
         """Returns the samples of the even and of the odd micro-batches of all replicas."""
         return samples_of_halves(self.division)
-
-    def _ranges(self) -> List[Tuple[int, int]]:
-        """Returns where each micro-batch begins and ends among the samples of the iteration."""
-        begins = firsts(self.division)
-        return list(zip(begins, [*begins[1:], self.division.samples]))
 
 
 class ReplicaBatches:

@@ -18,7 +18,7 @@ import json
 import resource
 from collections import deque
 from datetime import timedelta
-from typing import Any, ContextManager, Deque, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
@@ -246,24 +246,23 @@ class Works:
 def begin_hand_out(whole: Tensor, sizes: Sequence[int], group: Optional[dist.ProcessGroup]) -> Works:
     """Begins what `all_gather` does with parts of unlike lengths: `sizes`, in the order of the ranks. Each rank has its
     own part of `whole` in its place there."""
-    assert group is not None, "parts belong to the ranks of a group"
-    return Works(
-        [
-            dist.broadcast(part, dist.get_global_rank(group, rank), group=group, async_op=True)
-            for rank, part in enumerate(whole.split_with_sizes(list(sizes)))
-        ]
-    )
+    return _begin_by_part(dist.broadcast, whole, sizes, group)
 
 
 def begin_reduce(whole: Tensor, sizes: Sequence[int], group: Optional[dist.ProcessGroup]) -> Works:
     """Begins to sum `whole` over a group, such that each rank then has the sum of its own part there, of which `sizes`
     are the lengths; what is left of the others has no meaning."""
+    return _begin_by_part(dist.reduce, whole, sizes, group)
+
+
+def _begin_by_part(
+    operation: Callable[..., Any], whole: Tensor, sizes: Sequence[int], group: Optional[dist.ProcessGroup]
+) -> Works:
+    """One for each rank's part, from or to that rank."""
     assert group is not None, "parts belong to the ranks of a group"
+    parts = enumerate(whole.split_with_sizes(list(sizes)))
     return Works(
-        [
-            dist.reduce(part, dist.get_global_rank(group, rank), group=group, async_op=True)
-            for rank, part in enumerate(whole.split_with_sizes(list(sizes)))
-        ]
+        [operation(part, dist.get_global_rank(group, rank), group=group, async_op=True) for rank, part in parts]
     )
 
 

@@ -20,7 +20,7 @@ from megatron_ext.families.huggingface.anatomy import LENGTH, Anatomy
 from megatron_ext.families.huggingface.crossing import BATCH, Meaningless, Pretended
 from megatron_ext.families.huggingface.library import Headed
 from megatron_ext.families.huggingface.weights import base_of
-from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup, reduce
+from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup, reduce, vocab_embedding
 from megatron_ext.tasks.task import SEQUENCE
 
 COLUMNS, COLUMNS_GATHERED = "colwise", "colwise_gather_output"
@@ -238,15 +238,12 @@ def _rows(whole: Tensor, tensor: TensorGroup) -> Tensor:
 def _look_up(embedding: nn.Embedding, tensor: TensorGroup) -> None:
     """Has an embedding, whatever it does to the rows that it finds, look for those of this rank."""
     share = len(embedding.weight)
-    first = tensor.rank * share
     if embedding.padding_idx is not None:
-        own = embedding.padding_idx - first
+        own = embedding.padding_idx - tensor.rank * share
         embedding.padding_idx = own if 0 <= own < share else None
     usual = embedding.forward
 
     def forward(tokens: Tensor) -> Tensor:
-        elsewhere = (tokens < first) | (tokens >= first + share)
-        found = usual((tokens - first).masked_fill(elsewhere, 0))
-        return tensor.leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0))
+        return vocab_embedding(tokens, embedding.weight, tensor, lambda own, _: usual(own))
 
     embedding.forward = forward  # type: ignore[method-assign, assignment]
