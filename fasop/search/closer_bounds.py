@@ -18,7 +18,9 @@ from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.order_search import Bounded
 from fasop.search.search import ShowProgress, no_progress
 from fasop.search.space.candidates import Space
+from fasop.search.whole_chains import WholeChains
 from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import Recompute
 
 PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
@@ -27,8 +29,10 @@ LITTLE, MUCH = 300, 2000
 """Work: one is about 0.01 CPU seconds."""
 SIZES = 10
 """Sizes of a set of nodes that are bounded by a unit of work, where there was no time for it before."""
-OF_ORDERS, OF_ONE = 1, 30
-"""Work: to look at a size, and 1 for so many orders that are built of it."""
+OF_ONE = 30
+"""Orders that are built by a unit of work."""
+LOOKS, STEPS, MOST_STEPS = 5, 16, 3000
+"""Looks at all orders by `WholeChains`, steps of these in a unit of work, and in one look at most."""
 STEP = 0.005
 """The part of `enough` by which the bound of a size rises at once: orders that are below it then are built."""
 MOST_ORDERS = 3000
@@ -44,10 +48,13 @@ class _Size:
         self.space, self.number = space, number
         self._bounded: Sequence[Training] | None = None
         self._built = set[tuple[int, ...]]()
+        self.work = 0
+        """That was done since this was 0, beside orders that were built."""
 
     def closer(self, bound: float, enough: float) -> tuple[float, list[Nodes]]:
         """Return a better bound of all orders but those that are built, and the orders that are to be built for it. The
         same bound and no orders mean that nothing more is known."""
+        self.work += 1
         if self.space.few:
             return enough, self.space.first
         if self._bounded is None:
@@ -57,18 +64,30 @@ class _Size:
             # To compute again takes no less.
             quickest = [one for one in options if one.parallel.recompute is Recompute.none]
             self._bounded = quickest or options
-            return max(OrderBounds(self._bounded, self.space.kinds, enough).least, bound), []
+            every = OrderBounds(self._bounded, self.space.kinds, enough)
+            return self._by_chains(self._bounded, every, max(every.least, bound), enough), []
         until = min(enough, bound + STEP * enough)
         bounds = OrderBounds(self._bounded, self.space.kinds, until)
         if bounds.least >= until:
             return until, []
         if not bounds.of_nodes:
-            return (bound, []) if (every := self.space.every(MOST_ORDERS)) is None else (enough, every)
+            return (bound, []) if (every_order := self.space.every(MOST_ORDERS)) is None else (enough, every_order)
         if (found := bounds.orders(MOST_ORDERS)) is None:
             return bound, []
         new = [order for order in map(tuple, found.tolist()) if order not in self._built]
         self._built.update(new)
         return until, self.space.in_orders(np.array(new)) if new else []
+
+    def _by_chains(self, options: Sequence[Training], every: OrderBounds, least: float, enough: float) -> float:
+        """Raise `least`, below which no order of these options is, up to `enough`."""
+        closer = enough
+        for units in every.merged:
+            chains = WholeChains.of_orders(options[0], every.most, units)
+            if closer <= least or chains.steps > MOST_STEPS:
+                return least
+            closer, looks = chains.bound(least, closer, LOOKS)
+            self.work += looks * (1 + chains.steps // STEPS)
+        return closer
 
 
 def closer_least(
@@ -103,7 +122,8 @@ def closer_least(
             closer, nodes = what.closer(bound, enough)
             if closer <= bound and not nodes and step:
                 return bound
-            work += OF_ORDERS + sum(len(some.orders) for some in nodes) // OF_ONE
+            work += what.work + sum(len(some.orders) for some in nodes) // OF_ONE
+            what.work = 0
             for group in what.space.built(what.number, nodes):
                 one = Bounded.of(group, bound)
                 for column in np.nonzero(one.proved < enough)[0]:
@@ -112,6 +132,9 @@ def closer_least(
             boxes, taken = PROOFS[step]
             work += taken
             lines, layers = what.group.pipelines, what.group.layers
+            if not step and not _may_be_below(lines, layers, enough):
+                work += 1 - taken
+                continue
             begin = start(lines, layers, what.balanced)
             closer = max(bound, proved(lines, layers, begin, boxes, enough).bound)
         else:
@@ -123,3 +146,13 @@ def closer_least(
 def _quick(one: Bounded) -> bool:
     lines = one.group.pipelines
     return lines.parts_count * lines.micro_batches <= PASSES
+
+
+def _may_be_below(lines: Pipelines, layers: int, seconds: float) -> bool:
+    """Whether the chains of whole layers allow the pipeline to take less; some replica of it is the slowest."""
+    if lines.order is not None or lines.schedule.definition.has_chunks:
+        return True
+    return all(
+        WholeChains.of_pipeline(one, layers).may_be_below(seconds)
+        for one in [lines, *(replica.lines for replica in lines.replicas)]
+    )

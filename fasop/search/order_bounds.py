@@ -23,6 +23,7 @@ from fasop.costs.training import Training
 from fasop.partition.bounds import ROUNDING, TINY, chains_of, never_less_until_summed
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import Nodes, on_nodes
+from fasop.simulation.pipelines import Pipelines
 
 AMOUNTS = 128
 """Amounts of an option that are told apart, at most."""
@@ -45,30 +46,39 @@ class OrderBounds:
         together = _nodes_of_stage(options[0], kinds)
         self.of_nodes = together == 1
         self._units = sum(nodes) // together
-        every = [_Units.of(one, kinds, self._units, together) for one in options]
-        self._most = tuple(nodes)
+        self.every = [Units.of(one, kinds, self._units, together) for one in options]
+        self.most = tuple(nodes)
         if not self.of_nodes:
-            speed = every[0].trip[:, 0]
-            self._most = tuple(
+            speed = self.every[0].trip.layer[:, 0]
+            self.most = tuple(
                 number // together if fast < speed.max() else self._units
                 for number, fast in zip(nodes, speed, strict=True)
             )
-        parts = [one.priced(options[0].blocks.layers, enough) for one in every]
+        parts = [one.priced(options[0].blocks.layers, enough) for one in self.every]
         self._begin, self._start, self._hop, self._of_unit = (
             np.concatenate(part, axis=-2) for part in zip(*parts, strict=True)
         )
         self._rest: dict[tuple[tuple[int, ...], int], Floats] = {}
 
     @property
+    def merged(self) -> list[Units]:
+        """What no option takes less than one of: those with the same passes together."""
+        found: dict[bytes, Units] = {}
+        for one in self.every:
+            passes = np.concatenate([one.forward.layer, one.backward.layer, one.trip.fixed, one.within]).tobytes()
+            found[passes] = one.or_less(found.get(passes, one))
+        return [*found.values()]
+
+    @property
     def least(self) -> float:
         """Seconds below which no plan is; at most `enough`."""
-        return min(self._seconds(self._onward((0,) * len(self._most), -1)), self._enough)
+        return min(self._seconds(self._onward((0,) * len(self.most), -1)), self._enough)
 
     def orders(self, most: int) -> Integers | None:
         """[orders, nodes]: the kind of the node in each place, in all orders that may have plans below `enough`; None
         if there are more of them than `most`."""
         found: list[tuple[int, ...]] = []
-        begun: list[tuple[tuple[int, ...], tuple[int, ...], Floats]] = [((), (0,) * len(self._most), np.zeros(1))]
+        begun: list[tuple[tuple[int, ...], tuple[int, ...], Floats]] = [((), (0,) * len(self.most), np.zeros(1))]
         while begun and len(found) <= most:
             order, used, seconds = begun.pop()
             for kind, after, step in self._steps(used, order[-1] if order else -1):
@@ -88,7 +98,7 @@ class OrderBounds:
     def _steps(self, used: tuple[int, ...], last: int) -> list[tuple[int, tuple[int, ...], Floats]]:
         """Each kind that the next unit may be of, how many are used then, and what that adds."""
         place, found = sum(used), []
-        for kind, most in enumerate(self._most):
+        for kind, most in enumerate(self.most):
             if used[kind] < most:
                 before = self._start[kind] if last < 0 else self._hop[last, kind, place - 1]
                 after = (*used[:kind], used[kind] + 1, *used[kind + 1 :])
@@ -126,67 +136,100 @@ def _nodes_of_stage(one: Training, kinds: Sequence[NodeKind]) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Units:
+class Units:
     """What a plan takes by units, which are nodes, or stages that have several of one kind."""
 
     start: Floats
     """[kinds]: from the first stage's last backward pass on."""
-    fixed: Floats
-    """[kinds, units]: of the trip beside layers, and messages within a unit, there and back."""
     hop: Floats
     """[kinds, kinds, units]: messages from a unit to the one behind it, there and back."""
-    trip: Floats
-    """[kinds, stages]: of a layer."""
+    within: Floats
+    """[kinds, stages]: messages from a stage to the next one of its unit, there and back."""
+    forward: Linear
+    """[kinds, stages]: like all that follows."""
+    backward: Linear
+    trip: Linear
+    """The first micro-batch, there and back."""
+    own: Linear
+    """All passes from the first one until the last gradient has left the stage."""
     left: Linear
-    """[kinds, stages]: the passes left when the first gradient has left the stage."""
+    """The passes left when the first gradient has left the stage."""
     summed: Linear
-    """[kinds, stages]: until the stage's gradients are summed."""
+    """Until the stage's gradients are summed."""
 
     @classmethod
-    def of(cls, one: Training, kinds: Sequence[NodeKind], units: int, together: int) -> _Units:
+    def of(cls, one: Training, kinds: Sequence[NodeKind], units: int, together: int) -> Units:
         # Kinds alternate, so that all pairs of neighbours are seen, in every place.
         pairs = [*product(range(len(kinds)), repeat=2)]
-        alone = [pairs.index((kind, kind)) for kind in range(len(kinds))]
+        alone = np.array([pairs.index((kind, kind)) for kind in range(len(kinds))])
         orders = np.array([[pair[unit % 2] for unit in range(units)] for pair in pairs])
         lines = on_nodes(one, Nodes(kinds, np.repeat(orders, together, axis=1)))
-        hops = 2 * lines.mean_hop[: lines.stages - 1]
         # What nodes send each other may depend on others, and be quicker than among their own kind.
         if has_pairs(kinds):
-            hops, lines = 0 * hops, replace(lines, embedding=0 * lines.embedding)
-        chains = chains_of(lines)
-        hops = np.concatenate([hops, np.zeros((1, len(pairs)))]).reshape(units, -1, len(pairs))
+            lines = replace(lines, hop=0 * lines.hop, back=None, embedding=0 * lines.embedding)
+        hops = 2 * lines.mean_hop.reshape(units, -1, len(pairs))
         ahead = np.array([pairs.index(pair) for pair in pairs]).reshape(len(kinds), len(kinds), 1)
         back = np.array([pairs.index(pair[::-1]) for pair in pairs]).reshape(len(kinds), len(kinds), 1)
         place = np.arange(units)
-        fixed = chains.trip.fixed.reshape(hops.shape).sum(axis=1) + hops[:, :-1].sum(axis=1)
+        between = hops[place, -1, np.where(place % 2, back, ahead)]
+        return cls._of_lines(lines.take(alone), one.blocks.layers, between)
+
+    @classmethod
+    def of_pipeline(cls, lines: Pipelines, layers: int) -> Units:
+        """A single one as if all its stages were in one unit."""
+        return cls._of_lines(lines, layers, np.zeros((1, 1, 1)))
+
+    @classmethod
+    def _of_lines(cls, lines: Pipelines, layers: int, hop: Floats) -> Units:
+        chains, within = chains_of(lines), 2 * lines.mean_hop
+        within[len(within) // hop.shape[2] - 1 :: len(within) // hop.shape[2]] = 0.0
 
         def of_kinds(part: Linear) -> Linear:
-            return Linear(fixed=part.fixed[:, alone].T, layer=part.layer[:, alone].T)
+            return Linear(fixed=part.fixed.T, layer=part.layer.T)
 
         return cls(
-            start=(lines.optimizer.fixed[0] + lines.least_exposed[0] + lines.embedding)[alone],
-            fixed=fixed[:, alone].T,
-            hop=hops[place, -1, np.where(place % 2, back, ahead)],
-            trip=chains.trip.layer[:, alone].T,
+            start=lines.optimizer.fixed[0] + lines.least_exposed[0] + lines.embedding,
+            hop=hop,
+            within=within.T,
+            forward=of_kinds(lines.forward),
+            backward=of_kinds(lines.backward),
+            trip=of_kinds(chains.trip),
+            own=of_kinds(chains.own),
             left=of_kinds(chains.left),
-            summed=of_kinds(never_less_until_summed(lines, one.blocks.layers)),
+            summed=of_kinds(never_less_until_summed(lines, layers)),
         )
+
+    def or_less(self, other: Units) -> Units:
+        """With the less of both behind the passes, which are the same."""
+        summed = Linear(
+            fixed=np.minimum(self.summed.fixed, other.summed.fixed),
+            layer=np.minimum(self.summed.layer, other.summed.layer),
+        )
+        hop = np.minimum(self.hop, other.hop)
+        return replace(self, start=np.minimum(self.start, other.start), summed=summed, hop=hop)
+
+    @property
+    def fixed(self) -> Floats:
+        """[kinds, units]: of the trip beside layers, and messages within a unit, there and back."""
+        kinds, _, units = self.hop.shape
+        found: Floats = (self.trip.fixed + self.within).reshape(kinds, units, -1).sum(axis=2)
+        return found
 
     def priced(self, layers: int, enough: float) -> tuple[Floats, Floats, Floats, Floats]:
         """[amounts, prices]: amounts and all layers' prices; [kinds, amounts, 1]: `start`; [kinds, kinds, units, 1, 1]:
         `hop`; and [kinds, units, amounts, prices]: `fixed` without what the room of a unit is worth."""
-        shortest, longest = self.trip.min(), self.trip.max()
+        fixed, shortest, longest = self.fixed, self.trip.layer.min(), self.trip.layer.max()
         prices = np.append(shortest + np.array(BETWEEN) * (longest - shortest), np.array(BEYOND) * longest)
-        least = layers * shortest + self.fixed.min(axis=0).sum() + self.start.min()
+        least = layers * shortest + fixed.min(axis=0).sum() + self.start.min()
         amounts, room = self._rooms(layers, enough, least)
-        worth = np.maximum(0.0, prices - self.trip[..., np.newaxis]).reshape(*self.fixed.shape, -1, len(prices))
-        gained = np.einsum("kusa,kusp->kuap", room.reshape(*self.fixed.shape, -1, len(amounts)), worth, optimize=True)
+        worth = np.maximum(0.0, prices - self.trip.layer[..., np.newaxis]).reshape(*fixed.shape, -1, len(prices))
+        gained = np.einsum("kusa,kusp->kuap", room.reshape(*fixed.shape, -1, len(amounts)), worth, optimize=True)
         one = np.ones((len(amounts), 1))
         return (
             amounts[:, np.newaxis] + layers * prices,
             self.start[:, np.newaxis, np.newaxis] * one,
             self.hop[..., np.newaxis, np.newaxis] * one,
-            self.fixed[..., np.newaxis, np.newaxis] - gained,
+            fixed[..., np.newaxis, np.newaxis] - gained,
         )
 
     def _rooms(self, layers: int, enough: float, least: float) -> tuple[Floats, Floats]:
