@@ -7,14 +7,15 @@ owes). Then the first stage still sums its gradients, and then the embedding's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.schedules import passes_left
 from fasop.partition.heterogeneous_layers import CLOSE, in_units, least_largest_part
-from fasop.partition.local_search import both_passes, bottleneck, by_stage, largest_stage, least_largest
+from fasop.partition.local_search import Worth, both_passes, bottleneck, by_stage, largest_stage, least_largest
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Columns, Pipelines
 
@@ -57,7 +58,7 @@ def _freed(pipelines: Pipelines) -> Floats:
     return freed
 
 
-def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
+def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers, worth: Worth | None = None) -> Floats:
     """[pipelines]: the largest of six bounds; `balanced` is from `bottleneck`.
 
     For the largest stage: it steps its optimizer and computes for all micro-batches, and then either its gradient goes
@@ -68,29 +69,47 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats
 
     For the mean over the stages: see `_mean_bound`; for the links between them `_queue_bound`.
 
-    Layers that differ are taken for amounts of work (`fasop.partition.heterogeneous_layers.in_units`).
+    Layers that differ are taken for amounts of work (`fasop.partition.heterogeneous_layers.in_units`). Where those
+    bounds that are found in little time are of no `worth`, the others are left out.
     """
+    alike = np.ones(len(pipelines), bool)
+    for one in pipelines.replicas:
+        alike[one.of] = False
 
     def of_lines(lines: Pipelines, of: Columns) -> list[Floats]:
-        return [_bound(lines, layers, balanced if lines is pipelines else bottleneck(lines, layers))]
+        if lines is pipelines:  # what replicas say counts where they differ
+            return [_bound(replace(lines, replicas=()), layers, balanced, worth, alike)]
+        return [_bound(lines, layers, bottleneck(lines, layers), worth, np.ones(len(lines), bool))]
 
     return pipelines.of_slowest_replicas(of_lines)[0]
 
 
-def _bound(pipelines: Pipelines, layers: int, balanced: Integers) -> Floats:
-    """[pipelines]: as `quick_bound`, where the replicas of each pipeline are alike."""
+def _bound(
+    pipelines: Pipelines, layers: int, balanced: Integers, worth: Worth | None, wanted: NDArray[np.bool_]
+) -> Floats:
+    """[pipelines]: as `quick_bound`, where the replicas of each pipeline are alike; the closest of those `wanted`."""
     if pipelines.order is not None:
         return _bound_in_units(pipelines, balanced)
-    chains, stepped = chains_of(pipelines), pipelines.optimizer.fixed
-    first_sums = pipelines.least_exposed[0] + pipelines.embedding
-    back = pipelines.micro_batches * largest_stage(pipelines, balanced) + stepped.min(axis=0) + _freed(pipelines)
-    busiest = np.maximum(back, _summing_bound(pipelines, layers))
-    longest = np.maximum(
-        _mean_bound(chains, pipelines.mean_hop, layers), _trip_bound(chains, pipelines.capacity, layers)
+    chains = chains_of(pipelines)
+    back = pipelines.micro_batches * largest_stage(pipelines, balanced) + _freed(pipelines)
+    trip = _whole_trip(chains) + mean_of(chains.trip.layer, chains.left, layers)
+    longest = np.maximum.reduce(
+        [trip, _mean_bound(chains, pipelines.mean_hop, layers), _queue_bound(pipelines, chains, layers)]
     )
-    longest = np.maximum(longest, _queue_bound(pipelines, chains, layers))
-    least: Floats = np.maximum(busiest, longest + stepped[0] + first_sums)
+    ending = pipelines.optimizer.fixed[0] + pipelines.least_exposed[0] + pipelines.embedding
+    least: Floats = np.maximum(back + pipelines.optimizer.fixed.min(axis=0), longest + ending)
+    some = np.nonzero(wanted if worth is None else wanted & worth(least))[0]
+    if len(some):
+        lines = pipelines if len(some) == len(pipelines) else pipelines.take(some)
+        trip = _trip_bound(chains_of(lines), lines.capacity, layers) + ending[some]
+        least[some] = np.maximum.reduce([least[some], trip, _summing_bound(lines, layers)])
     return least
+
+
+def _whole_trip(chains: Chains) -> Floats:
+    """[pipelines]: what the first micro-batch's trip takes beside its layers."""
+    fixed: Floats = chains.hops + chains.trip.fixed.sum(axis=0)
+    return fixed
 
 
 def _queue_bound(pipelines: Pipelines, chains: Chains, layers: int | Floats) -> Floats:
@@ -104,7 +123,7 @@ def _queue_bound(pipelines: Pipelines, chains: Chains, layers: int | Floats) -> 
     busiest = np.maximum(ahead, back).max(axis=0)
     if chunks > 1:
         return np.asarray(2 * pipelines.mean_hop[:cuts].sum(axis=0) + (chunks * count - 1) * busiest)
-    trip = chains.hops + chains.trip.fixed.sum(axis=0) + layers * chains.trip.layer.min(axis=0)
+    trip = _whole_trip(chains) + layers * chains.trip.layer.min(axis=0)
     queue = trip + (count - 1) * busiest
     if pipelines.one_way_out is not None and cuts > 1:  # what goes ahead and back leaves such a stage by one link
         both = np.where(pipelines.one_way_out[1:cuts, np.newaxis], count * (ahead[1:] + back[:-1]), 0.0)
@@ -118,7 +137,7 @@ def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
     plain, units = in_units(pipelines)
     chains, stepped = chains_of(plain), plain.optimizer.fixed
     first_sums = plain.least_exposed[0] + plain.embedding
-    whole_trip = chains.hops + chains.trip.fixed.sum(axis=0)
+    whole_trip = _whole_trip(chains)
     queue = _queue_bound(plain, chains, units)
     trip = mean_of(chains.trip.layer, chains.left, units)
     if (of_part := chains.of_part) is not None:
@@ -248,7 +267,7 @@ def _trip_bound(chains: Chains, capacity: Integers, layers: int) -> Floats:
         trips, capacities = np.tile(trip, (chunks, 1)), np.tile(capacity, (chunks, 1))
         longest = np.maximum(longest, mean_of(trips, parts, layers))
         longest = np.maximum(longest, whole_of(trips, chains.turn, capacities, layers))
-    least: Floats = chains.hops + chains.trip.fixed.sum(axis=0) + longest
+    least: Floats = _whole_trip(chains) + longest
     return least
 
 

@@ -14,6 +14,7 @@ from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.search.plan import HOUR, Fault, Plan, Run, by_time, no_fault, price_per_hour
+from fasop.search.search import GAIN
 from fasop.search.traffic import dollars_per_step
 
 
@@ -118,8 +119,7 @@ class Front:
         return np.asarray(seconds * rate / HOUR < self._cheapest_within(seconds))
 
     def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
-        """Always: so it has what a search on these nodes alone finds."""
-        return True
+        return bool(self.worth(kinds, np.array([GAIN * seconds]))[0])
 
     def _cheapest_within(self, seconds: Floats) -> Floats:
         """The least expense of an iteration that a plan on the front has and that takes no longer; infinite if none."""

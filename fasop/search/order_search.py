@@ -1,13 +1,14 @@
 """The best node order of given sizes, where orders are too many to look at all: by moving nodes.
 
-What is found depends on nothing but the nodes and the sizes, so that a front of many sets of nodes has what a search on
-each of them finds.
+What is found depends on nothing but the nodes and the sizes, save what is out of reach of any use: so a front of many
+sets of nodes has what a search on each of them finds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -35,10 +36,10 @@ class Bounded:
     """The bounds."""
 
     @classmethod
-    def of(cls, group: Candidates, floor: float = 0.0) -> Bounded:
-        """`floor` is a bound that is known of all."""
+    def of(cls, group: Candidates, floor: float = 0.0, worth: Worth | None = None) -> Bounded:
+        """`floor` is a bound that is known of all. Bounds that are of no `worth` need not be the closest."""
         balanced = bottleneck(group.pipelines, group.layers)
-        proved = quick_bound(group.pipelines, group.layers, balanced)
+        proved = quick_bound(group.pipelines, group.layers, balanced, worth)
         return cls(group=group, balanced=balanced, proved=np.maximum(proved, floor))
 
     def take(self, columns: Integers) -> Bounded:
@@ -65,8 +66,8 @@ def search_partitions(
     return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin), worth)
 
 
-def best_of_first(groups: Sequence[Bounded]) -> BestOrder | None:
-    """The best in the first orders of given sizes. None if nothing fits."""
+def best_of_first(groups: Sequence[Bounded], worth: Worth) -> BestOrder | None:
+    """The best in the first orders of given sizes; for `worth` see `search_partitions`. None if nothing fits."""
     rows = [
         (bound, number, column) for number, one in enumerate(groups) for column, bound in enumerate(one.proved.tolist())
     ]
@@ -78,7 +79,7 @@ def best_of_first(groups: Sequence[Bounded]) -> BestOrder | None:
     for number, one in enumerate(groups):
         if columns := [column for where, column in chosen.values() if where == number]:
             some = one.take(np.array(columns))
-            found.append(_best(some, *search_partitions(some)))
+            found.append(_best(some, *search_partitions(some, worth=worth)))
     return min(found, key=lambda one: one.seconds, default=None)
 
 
@@ -88,7 +89,7 @@ def climb(space: Space, number: int, found: BestOrder, worth: Worth) -> list[tup
     """
     while (better := _nearby(found, space)) is not None:
         found = better
-    some = [Bounded.of(group) for group in space.built(number, space.in_orders(found.one.group.orders))]
+    some = [Bounded.of(group, worth=worth) for group in space.built(number, space.in_orders(found.one.group.orders))]
     return [(one, *search_partitions(one, np.repeat(found.partition, len(one.group), axis=1), worth)) for one in some]
 
 
@@ -98,13 +99,14 @@ def _nearby(found: BestOrder, space: Space) -> BestOrder | None:
     for nodes in space.in_orders(neighbours(found.one.group.orders[0])):
         if (group := fitting([found.one.group.training(0)], nodes)) is None:
             continue
-        near = Bounded.of(group)
-        near = near.take(np.nonzero(near.proved < found.seconds)[0])
+        faster = partial(np.greater, found.seconds)
+        near = Bounded.of(group, worth=faster)
+        near = near.take(np.nonzero(faster(near.proved))[0])
         if len(near.group):
             begin = _faster(near, near.balanced, _carried(found, near.group))
             first = np.argsort(near.group.pipelines.iteration(begin), kind="stable")[:TRIED]
             some = near.take(first)
-            better = shortest(some.group.pipelines, some.group.layers, begin[:, first])
+            better = shortest(some.group.pipelines, some.group.layers, begin[:, first], faster)
             best = min(best, _best(some, *better), key=lambda one: one.seconds)
     return best if best.seconds < found.seconds else None
 

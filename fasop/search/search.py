@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -157,8 +158,9 @@ def look_beside(spaces: Sequence[Space], best: Best, until: float = np.inf) -> N
         layers = np.array([before.partition.layers]).T
         for space in spaces:
             for group in space.beside(before.training, before.nodes):
-                one = Bounded.of(group)
-                one = one.take(np.nonzero(best.worth(space.kinds, one.proved))[0])
+                worth = partial(best.worth, space.kinds)
+                one = Bounded.of(group, worth=worth)
+                one = one.take(np.nonzero(worth(one.proved))[0])
                 if len(one.group):
                     found = search_partitions(one, np.repeat(layers, len(one.group), axis=1))
                     best.add(_plans(one.group, found[0], one.proved))
@@ -213,7 +215,8 @@ class SpaceSearch:
         sizes that come near the fastest.
 
         Which these are depends on nothing but the space, or there are more of them, whatever is kept: what is left out
-        is slower than what is found. So a front of many spaces has what a search in each of them finds.
+        is slower than what is found, or out of reach. So a front of many spaces has what a search in each of them
+        finds, as long as moving nodes gains no more than `GAIN`.
         """
         begins: dict[int, BestOrder] = {}
         fastest = np.inf
@@ -221,7 +224,7 @@ class SpaceSearch:
             bound = min((one.proved.min() for one in groups), default=np.inf)
             if bound > NEAR * fastest or not self._keep.within_reach(self._space.kinds, bound):
                 continue
-            if (found := best_of_first(groups)) is not None:
+            if (found := best_of_first(groups, self._of_reach)) is not None:
                 begins[number], fastest = found, min(fastest, found.seconds)
                 self.searched += 1
                 self._keep_those(found.one, found.partition, np.array([found.seconds]))
@@ -270,6 +273,9 @@ class SpaceSearch:
     def _of_worth(self, seconds: Floats) -> NDArray[np.bool_]:
         return self._keep.worth(self._space.kinds, seconds)
 
+    def _of_reach(self, seconds: Floats) -> NDArray[np.bool_]:
+        return self._of_worth(GAIN * seconds)
+
     def _worth(self, seconds: float) -> bool:
         return bool(self._of_worth(np.array([seconds]))[0])
 
@@ -278,7 +284,8 @@ class SpaceSearch:
             return self._sketched.pop(number)
         floor = self._space.known[number]
         groups = self._space.built(number, self._space.first, self._options(number, looking=looking))
-        return [Bounded.of(group, floor) for group in groups]
+        worth = self._of_worth if self._space.few else self._of_reach
+        return [Bounded.of(group, floor, worth) for group in groups]
 
     def _options(self, number: int, *, looking: bool) -> list[Training]:
         """Those that may be worth it. Before nodes are moved all of them: what is found depends on the space alone."""
