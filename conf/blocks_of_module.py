@@ -12,7 +12,6 @@ from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError
-from conf.schema.experiment import Experiment
 from conf.schema.model import Model, check_code
 from conf.schema.values.partition import AUTO
 from conf.torch_answers import run
@@ -22,6 +21,8 @@ from megatron_ext.contract.models.model import defined_by_user
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from conf.schema.experiment import Experiment
 
 LOOK = "megatron_ext.blocks"
 

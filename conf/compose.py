@@ -21,7 +21,6 @@ from conf.reading.own_folders import groups
 from conf.reading.user_files import Words, found_files
 from conf.reading.words import check_words, refuse_options
 from conf.run_folder.run_files import unreadable
-from conf.schema.experiment import Experiment
 from conf.schema.model import Model
 from conf.schema.train import LENGTHS
 from conf.schema.values.ranges import MOST_LAYERS
@@ -32,6 +31,8 @@ from megatron_ext.contract.models.model import SIZES, Family, ModelConfig, famil
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from conf.schema.experiment import Experiment
 
 T = TypeVar("T")
 _LACKING = re.compile(r"Missing mandatory value: (?P<key>[\w.]+)")
@@ -47,6 +48,8 @@ def to_experiment(cfg: DictConfig, words: Sequence[str] | None = None) -> Experi
     Raises:
         ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
     """
+    from conf.schema.experiment import Experiment  # parts of it are searched without all its rules
+
     known = with_known_keys(cfg, words)
     with _values_named():
         count_blocks(known)
@@ -116,6 +119,7 @@ def with_known_keys(cfg: DictConfig, words: Sequence[str] | None) -> DictConfig:
     from omegaconf.errors import ConfigKeyError
 
     from conf.reading.yaml_lines import is_of
+    from conf.schema.experiment import Experiment
 
     if is_of(cfg, Experiment):
         known = cfg
@@ -147,6 +151,7 @@ def read_experiment(config: Path) -> Experiment:
     from omegaconf.errors import OmegaConfBaseException
 
     from conf.reading.yaml_file import fault, load_frozen
+    from conf.schema.experiment import Experiment
 
     try:
         loaded = load_frozen(config, Experiment)
@@ -163,6 +168,8 @@ def read_experiment(config: Path) -> Experiment:
 def _require_groups(cfg: DictConfig) -> None:
     """Raises ConfigError for a value in the place of a group of keys, whose key OmegaConf would not name."""
     from omegaconf import DictConfig
+
+    from conf.schema.experiment import Experiment
 
     for key, hint in get_type_hints(Experiment).items():
         if is_dataclass(hint) and key in cfg and not isinstance(cfg[key], DictConfig):
@@ -267,6 +274,7 @@ def command_line_as_given(words: Sequence[str]) -> Iterator[Words]:
 def with_texts(found: Words) -> Words:
     """The same with quotes around what Hydra would take for a number, though its key holds text."""
     from conf.reading.word_texts import quote_texts  # imports Hydra
+    from conf.schema.experiment import Experiment
 
     quoted = [quote_texts(word, Experiment, groups()) for word in found.overrides]
     texts = {shown: text for _, of_word in quoted for shown, text in of_word.items()}

@@ -7,14 +7,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
-from conf.schema.containers import ContainerKind
 from conf.schema.engine import EngineKind
-from conf.schema.experiment import Experiment
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-Made = tuple[Experiment, str | None]
+    from conf.schema.experiment import Experiment
+
+Made = tuple["Experiment", str | None]
 """An experiment, and in words what was chosen of it."""
 TRIED = (EngineKind.tdpp, EngineKind.megatron_core)
 CORE = "megatron.core"
@@ -58,7 +58,7 @@ def _choice(made: dict[EngineKind, Made], refused: dict[EngineKind, ConfigError]
     if core not in made:
         return own, str(refused[core])
     experiment = made[core][0]
-    here = experiment.container.kind is ContainerKind.none
+    here = experiment.container.kind == "none"
     if own not in made:
         if here and not _installed(CORE):
             raise ConfigError(

@@ -19,11 +19,13 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from conf.schema.experiment import Experiment
 from conf.schema.model import Model
 from conf.schema.train import Train
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 NOT_OF_THE_RUN = (
     "name",

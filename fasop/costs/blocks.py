@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from conf.schema.experiment import Model
+from conf.schema.model import Model
 from fasop.costs.arrays import Integers
 from fasop.costs.measured_module import MeasuredModule
 from megatron_ext.contract.models.counts import crossing

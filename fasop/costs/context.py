@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from conf.schema.experiment import Recompute
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
@@ -17,6 +16,7 @@ from fasop.costs.network.collectives import Exchange
 from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.roofline import Time
 from fasop.costs.training import Training
+from megatron_ext.contract.parallel_config import Recompute
 
 
 def with_shared_sequences(times: LayerTimes, kind: NodeKind, training: Training) -> LayerTimes:

@@ -7,11 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 from conf.blocks_of_module import digest_of
-from conf.schema.experiment import Model, Precision
+from conf.schema.model import Model
 from conf.torch_answers import ERROR, FAILED, answer, has_transformers
 from fasop.costs.measured_module import LOSS, BlockCounts, MeasuredBlock, MeasuredModule, MeasuredWire, PassCounts
 from fasop.errors import SearchError
-from megatron_ext.contract.train_config import Adapters
+from megatron_ext.contract.train_config import Adapters, Precision
 
 COUNTER = "megatron_ext.memory"
 

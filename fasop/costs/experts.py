@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from conf.schema.experiment import Model, Recompute
+from conf.schema.model import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
@@ -19,6 +19,7 @@ from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.roofline import Time
 from fasop.costs.sizes import kind_parameters
 from fasop.costs.training import Training
+from megatron_ext.contract.parallel_config import Recompute
 
 ALL_TO_ALLS = 2
 """In a forward pass: to the experts and back."""

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from conf.schema.experiment import Cluster, Gpu, NodeGroup
+from conf.schema.cluster import Cluster, Gpu, NodeGroup
 from conf.schema.values.links import PairLink, pairs
 from conf.schema.values.ranges import config
 from conf.schema.values.topology import Uplink, uplinks

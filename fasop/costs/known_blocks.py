@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conf.blocks_of_module import digest_of
-from conf.schema.experiment import Model, Precision
+from conf.schema.model import Model
 from conf.torch_answers import has_transformers
 from fasop.costs.counted_blocks import counted
 from fasop.costs.hardware import NodeKind
@@ -14,6 +14,7 @@ from fasop.costs.measured_module import LOSS, MeasuredBlock, MeasuredModule, Mea
 from fasop.costs.profiles.profile import OTHER_16_BIT, ModelCosts, Module, SequenceBytes
 from fasop.costs.training import Training
 from fasop.errors import SearchError
+from megatron_ext.contract.train_config import Precision
 
 COUNTED = (1, 4)
 """Micro-batch sizes for which bytes are counted: between and beyond them they grow evenly."""

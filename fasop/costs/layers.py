@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from conf.schema.experiment import Gpu, Model, Precision, Recompute
+from conf.schema.cluster import Gpu
+from conf.schema.model import Model
 from fasop.costs.blocks import Kinds
 from fasop.costs.measured_module import LOSS, MeasuredModule
 from fasop.costs.network.links import Link, Number
@@ -21,6 +22,8 @@ from fasop.costs.roofline import Time, roofline, roofline_of_counts, sums_of_cou
 from fasop.costs.sizes import BYTES
 from fasop.costs.training import Training
 from fasop.errors import SearchError
+from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.train_config import Precision
 
 
 class Basis(IntEnum):

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from conf.schema.experiment import Model
+from conf.schema.model import Model
 
 LOSS = "loss()"
 """The kind of the loss, as megatron_ext.measuring.sequence calls it."""

@@ -11,7 +11,7 @@ much of what is left as they take, for they are there to be made while other buc
 
 from __future__ import annotations
 
-from conf.schema.experiment import Model
+from conf.schema.model import Model
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.sizes import embedding_parameters, layer_parameters

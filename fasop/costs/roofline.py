@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import hypot
 
-from conf.schema.experiment import Gpu, Model, Precision
+from conf.schema.cluster import Gpu
+from conf.schema.model import Model
 from fasop.costs.measured_module import MeasuredModule, PassCounts, between
 from fasop.costs.network.links import Link
 from fasop.costs.sizes import BYTES
 from fasop.errors import SearchError
 from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.models.pieces import Stack
+from megatron_ext.contract.train_config import Precision
 
 START_S = 10e-6
 """Until a kernel works, whatever the size of the micro-batch: Python and PyTorch call it, the one before it ends."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from functools import lru_cache
 
-from conf.schema.experiment import Model, Precision
+from conf.schema.model import Model
 from fasop.costs.blocks import Kinds, blocks_of
 from fasop.costs.measured_module import MeasuredModule
 from megatron_ext.contract.models.counts import block_numel
+from megatron_ext.contract.train_config import Precision
 
 BYTES = {Precision.fp32: 4, Precision.bf16: 2, Precision.fp16: 2}
 """Bytes of a weight or an activation."""

@@ -8,8 +8,9 @@ from statistics import median
 
 import numpy as np
 
-from conf.schema.experiment import Model, Precision
+from conf.schema.model import Model
 from fasop.costs.profiles.profile import LayerProfile
+from megatron_ext.contract.train_config import Precision
 
 
 @dataclass(frozen=True, kw_only=True)

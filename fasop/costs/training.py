@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from conf.schema.experiment import Compress, Engine, EngineKind, Experiment, Model, Precision, ReduceDtype
+from conf.schema.engine import Engine, EngineKind
+from conf.schema.model import Model
 from conf.schema.values.partition import Partition
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.hardware import NodeKind
@@ -15,8 +17,11 @@ from fasop.costs.network.links import Link
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.sizes import BYTES
 from megatron_ext.contract.models.pieces import Wire
-from megatron_ext.contract.parallel_config import GATHERED, Shards, compressed_bytes
-from megatron_ext.contract.train_config import Adapters
+from megatron_ext.contract.parallel_config import GATHERED, Compress, ReduceDtype, Shards, compressed_bytes
+from megatron_ext.contract.train_config import Adapters, Precision
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)

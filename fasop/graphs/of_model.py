@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from conf.schema.experiment import Recompute, Schedule
 from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import layer_times
@@ -22,6 +21,7 @@ from fasop.graphs.division import StageDivision
 from fasop.graphs.graph import PART, Graph, Operator
 from fasop.graphs.own.versioned_memory import ExtraMemory, VersionedMemory
 from megatron_ext.contract.models.pieces import Wire
+from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 FIRST, LAST = "first stage", "last stage"
 """Nodes of what these have beside their layers; no block is named with a blank."""

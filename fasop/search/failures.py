@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conf.schema.experiment import Cluster, Train
+from conf.schema.cluster import Cluster
+from conf.schema.train import Train
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from megatron_ext.contract.reliability import DAY_S, USUAL_DAYS, best_interval_s, expected_s

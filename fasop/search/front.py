@@ -15,7 +15,6 @@ from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.search.plan import HOUR, Fault, Plan, Run, by_time, no_fault, price_per_hour
 from fasop.search.search import GAIN
-from fasop.search.traffic import dollars_per_step
 
 
 def kilowatts(nodes: Sequence[NodeKind]) -> float | None:
@@ -56,13 +55,21 @@ class Expense:
         return f"${amount:{form}}" if self.unit == "$" else f"{amount:{form}} {self.unit}"
 
 
+def _dollars_per_step(plan: Plan) -> float:
+    if not any(link.price_per_gb for node in plan.nodes for link in node.links.values()):
+        return 0.0
+    from fasop.search.traffic import dollars_per_step  # few clusters pay for bytes
+
+    return dollars_per_step(plan)
+
+
 COST = Expense(
     what="cost",
     per_hour=price_per_hour,
     unit="$",
     rate="$/hour",
     least="cheapest",
-    of_traffic=dollars_per_step,
+    of_traffic=_dollars_per_step,
 )
 ENERGY = Expense(what="energy", per_hour=kilowatts, unit="kWh", rate="kW", least="most frugal")
 

@@ -19,7 +19,12 @@ from conf.compose import compose_parts, compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
 from conf.plain import Plain
-from conf.schema.experiment import Cluster, Engine, EngineKind, Executor, Experiment, Model, Offload, Parallel, Train
+from conf.schema.cluster import Cluster
+from conf.schema.engine import Engine, EngineKind
+from conf.schema.executor import Executor
+from conf.schema.model import Model
+from conf.schema.parallel import Parallel
+from conf.schema.train import Train
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.known_blocks import with_known_blocks
 from fasop.costs.measured_module import MeasuredModule
@@ -31,11 +36,11 @@ from fasop.search.failures import Failures
 from fasop.search.plan import Fault, Run, no_fault
 from fasop.search.space.candidates import divisors, sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
-from fasop.simulation.predict import planned
 from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.parallel_config import (
     GATHERED,
     SCATTERED,
+    Offload,
     Recompute,
     Shards,
     of_any_stage,
@@ -45,6 +50,8 @@ from megatron_ext.contract.rules.memory import broken_by_offload
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from conf.schema.experiment import Experiment
 
 PLAIN = (
     *("parallel.tensor=1", "parallel.data=1", "parallel.pipeline=1", "parallel.expert=1", "parallel.context=1"),
@@ -329,6 +336,8 @@ def of_experiment(experiment: Experiment) -> Inputs:
         ConfigError: a profile cannot be read.
         SearchError: the model is a module that no profile knows.
     """
+    from fasop.simulation.predict import planned  # a search predicts by tables
+
     placed = planned(experiment)
     used = Counter(node.name for node in placed.nodes)
     kinds = [replace(kind, group=replace(kind.group, count=used[kind.name])) for kind in placed.kinds]

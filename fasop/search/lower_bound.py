@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Recompute, Schedule
 from fasop.costs import overlap
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
@@ -25,6 +24,7 @@ from fasop.costs.schedules import filling, passes_left
 from fasop.costs.training import Training
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
 from fasop.simulation.on_nodes import Nodes, exchanged_on, handing_out, times_on
+from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 
 class Way(NamedTuple):

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from conf.schema.experiment import Parallel, Schedule
+from conf.schema.parallel import Parallel
 from conf.schema.values.partition import NodeOrder
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
@@ -21,8 +21,7 @@ from fasop.costs.training import PlacedTraining
 from fasop.search.failures import Failures
 from fasop.simulation.loaded import Parts
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.predict import predict_plan
-from megatron_ext.contract.parallel_config import RECOMPUTES
+from megatron_ext.contract.parallel_config import RECOMPUTES, Schedule
 
 HOUR, DAY = 3600.0, 86400.0
 
@@ -44,7 +43,11 @@ class Plan(PlacedTraining):
     @cached_property
     def parts(self) -> Parts:
         """Return where the time goes; arrays of one."""
-        return predict_plan(self).parts if self.known_parts is None else self.known_parts
+        if self.known_parts is not None:
+            return self.known_parts
+        from fasop.simulation.predict import predict_plan  # those of a search are known
+
+        return predict_plan(self).parts
 
     @cached_property
     def parallel(self) -> Parallel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,24 +16,19 @@ from conf.schema.values.partition import Partition
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
-from fasop.partition.exact import proved
 from fasop.search.arguments import Arguments, First
-from fasop.search.by_stage.kept import relieved
-from fasop.search.closer_bounds import LITTLE, closer_least
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.front import COST, ENERGY, Expense, Front, Limits, check_known, nothing_within
 from fasop.search.inputs import Inputs, by_memory, offloading, scattering
-from fasop.search.islands import in_words, island_plans, proposed
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Fault, Plan, by_time, no_fault
-from fasop.search.search import Best, Coverage, ShowProgress, explore, look_beside, no_progress
-from fasop.search.shares.unequal_shares import explore_shares
+from fasop.search.search import Best, Coverage, PlanCollector, ShowProgress, explore, look_beside, no_progress
 from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
 from fasop.simulation.pipelines import Pipelines
-from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.parallel_config import Offload, Recompute
 
 if TYPE_CHECKING:
     from fasop.search.by_stage.look import Looked
@@ -138,7 +133,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         plans = sorted(plans, key=by_time)
         shared = Best(1)
         shared.add(plans[:1])
-        explore_shares(inputs.training, sets, inputs.choices, shared, begun + LIMIT_S)
+        _explore_shares(inputs, sets, shared, begun + LIMIT_S)
         plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
         looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
         plans = [*found, *plans]
@@ -150,10 +145,12 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         }
         again = [plan for plan in plans[1:] if plan.training.parallel.recompute.way is Recompute.full]
         for plan in [plans[0], *again[:RELIEVED]]:
-            relief = relieved(plan, begun + LIMIT_S, **leave)
+            relief = _relieved(plan, begun + LIMIT_S, leave)
             if relief is not None and relief.total < WORTH * plans[0].total and inputs.fault(relief) is None:
                 plans = [relief, *plans]
         if args.prove:
+            from fasop.search.closer_bounds import closer_least
+
             plans = prove(plans, progress, inputs.fault)
             fastest = plans[0].total
             # First less: the same work then goes farther.
@@ -163,7 +160,10 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         else:
             if 1 - plans[0].gap < CLOSE:
                 plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=0), *plans[1:]], key=by_time)
-            least = max(least, closer_least(spaces, CLOSE * plans[0].total, LITTLE))
+            if least < CLOSE * plans[0].total:
+                from fasop.search.closer_bounds import LITTLE, closer_least
+
+                least = max(least, closer_least(spaces, CLOSE * plans[0].total, LITTLE))
     all_alike = [plan for plan in plans if plan.training.parallel.alike]
     alike, even = all_alike[0], sorted([*even, *(p for p in all_alike if not p.training.parallel.shares)], key=by_time)
     where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
@@ -188,9 +188,33 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
     )
 
 
+def _explore_shares(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], keep: PlanCollector, until: float) -> None:
+    """Hands plans with unequal shares to `keep`, of the sets that have unlike nodes."""
+    if any(sum(kind.group.count > 0 for kind in kinds) > 1 for kinds in sets):
+        from fasop.search.shares.unequal_shares import explore_shares  # nodes that are alike need none of it
+
+        explore_shares(inputs.training, sets, inputs.choices, keep, until)
+
+
+def _relieved(plan: Plan, until: float, leave: Mapping[str, bool]) -> Plan | None:
+    """The faster plan whose stages keep, offload and compute again only what they need, if there is one."""
+    parallel = plan.training.parallel
+    again = parallel.recompute.way is Recompute.full
+    if not (again or parallel.sharded_optimizer or parallel.zero or parallel.any_offload is not Offload.none):
+        return None
+    from fasop.search.by_stage.kept import relieved  # other plans need none of it
+
+    return relieved(plan, until, **leave)
+
+
 def _proposal(inputs: Inputs, best: Plan, until: float) -> str:
     """What islands would gain where slow links join rooms of nodes."""
-    if not inputs.may_propose_islands or (plan := proposed(inputs, WORTH * best.total, until)) is None:
+    if not inputs.may_propose_islands:
+        return ""
+    from fasop.search.islands import in_words, proposed  # few clusters have rooms
+
+    plan = proposed(inputs, WORTH * best.total, until)
+    if plan is None:
         return ""
     every = plan.training.sync_every
     return (
@@ -201,6 +225,8 @@ def _proposal(inputs: Inputs, best: Plan, until: float) -> str:
 
 
 def _with_islands(inputs: Inputs, args: Arguments) -> Outcome:
+    from fasop.search.islands import in_words, island_plans
+
     every = inputs.training.sync_every
     plans = island_plans(inputs, max(args.top, args.explain or 0), time.process_time() + LIMIT_S)
     if not plans:
@@ -339,7 +365,7 @@ def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, 
         seen = explore(spaces, kept, progress, until)
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
         seen += explore(unlike, kept, progress, until)
-        explore_shares(inputs.training, sets, inputs.choices, kept, until + SHARES_S)
+        _explore_shares(inputs, sets, kept, until + SHARES_S)
         until = time.process_time() + BESIDE_S
         for plan in kept.plans:
             best = Best(1, inputs.fault)
@@ -396,6 +422,8 @@ def prove(
 
 
 def _proved(plan: Plan, lines: Pipelines, boxes: int) -> Plan:
+    from fasop.partition.exact import proved  # most first plans are close to their bounds
+
     layers = plan.partition.layers
     proof = proved(lines, sum(layers), np.array([layers]).T, boxes)
     partition = Partition(tuple(proof.partition[:, 0].tolist()))

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from conf.schema.experiment import Precision
 from fasop.costs import sizes
 from fasop.costs.experts import layer_numbers
 from fasop.costs.hardware import NodeKind
@@ -20,6 +19,7 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import by_parameters
 from fasop.simulation.ranks.heterogeneous_stages import alone, cuts_scattered
+from megatron_ext.contract.train_config import Precision
 
 GB = 1e9
 
@@ -29,9 +29,6 @@ def dollars_per_step(plan: PlacedTraining) -> float:
     their gradients, rings of gradients and weights, and the embedding's gradients. Sums within nodes first count as
     the ring of all replicas, an upper bound.
     """
-    kinds = {id(node): node for node in plan.nodes}.values()
-    if not any(link.price_per_gb for kind in kinds for link in kind.links.values()):
-        return 0.0
     if len(islands := by_island(plan)) > 1:
         return sum(map(_dollars, islands)) + _of_common_step(islands) / plan.training.sync_every
     return _dollars(plan)

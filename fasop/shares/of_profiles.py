@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from conf.schema.experiment import Experiment
 from conf.schema.values.partition import run_length_text
 from fasop.costs.arrays import Floats
 from fasop.costs.profiles.files import read_profile
@@ -24,6 +24,9 @@ from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import BYTES_BY_IIDP, Pace, WeightSync, paces
 from fasop.shares.public_files import Cluster, MeasuredGpu, Server, step_of
 from fasop.shares.solution import best, require_solvable
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 SYNC = WeightSync.sequential
 RING = 2

@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import numpy as np
 
-from conf.schema.experiment import Precision
 from conf.schema.values.partition import Partition
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
@@ -22,6 +21,7 @@ from fasop.costs.sizes import BYTES
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.iteration import Durations
 from fasop.simulation.ranks.replicas import Replicas
+from megatron_ext.contract.train_config import Precision
 
 
 def by_island(plan: PlacedTraining) -> list[PlacedTraining]:

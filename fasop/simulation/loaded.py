@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats
 from fasop.simulation import blocking
 from fasop.simulation.vectorised import Longest, Times, Traffic, ends, longest
+from megatron_ext.contract.parallel_config import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats, Integers
 from fasop.simulation import vectorised
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Layers, Linear
 from fasop.simulation.loaded import PartitionedPipelines, Parts
 from fasop.simulation.vectorised import Times, Traffic
+from megatron_ext.contract.parallel_config import Schedule
 
 Columns = Integers | slice
 """Numbers of pipelines, or all of them."""

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from conf.schema.experiment import Experiment
 from conf.schema.values import links, topology
 from fasop.costs.calibration import Calibration
 from fasop.costs.hardware import NodeKind, node_kinds
@@ -47,6 +46,9 @@ from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import stage_name
 from megatron_ext.contract.schedule import check as schedule_check
 from megatron_ext.contract.schedule.iteration import as_json
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from conf.schema.experiment import Schedule
+from megatron_ext.contract.parallel_config import Schedule
 from megatron_ext.contract.schedule.schedules import PARTS, Action, Kind
 
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Schedule
 from fasop.costs.arrays import Floats
 from fasop.simulation.steps import PASSES, SHARES, Pass, Steps, steps
+from megatron_ext.contract.parallel_config import Schedule
 
 try:
     from fasop.simulation import compiled

@@ -5,16 +5,19 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from conf.compose import compose_unchecked
 from conf.reading.words import with_values
-from conf.schema.experiment import Compress, Offload, Parallel, Recompute, ReduceDtype, Shards
+from conf.schema.parallel import Parallel
 from fasop.search.findings.idle_gpus import idle, marked
 from fasop.search.front import COST, ENERGY, Expense
 from fasop.search.plan import Plan, Run, price_per_hour
 from fasop.search.space.choices import split
-from fasop.tables.explain import Table
-from megatron_ext.contract.parallel_config import SCATTERS
+from megatron_ext.contract.parallel_config import SCATTERS, Compress, Offload, Recompute, ReduceDtype, Shards
+
+if TYPE_CHECKING:
+    from fasop.tables.explain import Table
 
 
 def ranking(plans: Sequence[Plan]) -> Table:

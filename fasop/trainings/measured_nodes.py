@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
-from conf.schema.experiment import Experiment
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.profiles.files import read_profile
@@ -20,6 +20,9 @@ from fasop.shares.public_files import Cluster
 from fasop.trainings.play import Nodes
 from fasop.trainings.replica_nodes import ReplicaNodes
 from fasop.trainings.replica_times import Taken
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 IMPORTED = "times are those of IIDP's performance model, from imported profiles"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
+from typing import TYPE_CHECKING
 
 from conf.errors import ConfigError
-from conf.schema.experiment import Experiment
 from conf.schema.parallel import Parallel
 from conf.schema.values.partition import AUTO, NodeOrder, Shares, run_length_text
 from conf.visible import plural
@@ -27,6 +27,9 @@ from fasop.trainings.node_set import NodeSet, total
 from fasop.trainings.play import Nodes
 from fasop.trainings.replica_nodes import ReplicaNodes
 from fasop.trainings.replica_times import OneStage, ReplicaTimes, SeveralStages
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 
 class Predicted:

@@ -217,7 +217,7 @@ GATHERED = 3
 """The stage of ZeRO in which it keeps its share of the weights alone, too."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Parallel:
     """The plan as a user gives it."""
 

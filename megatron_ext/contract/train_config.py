@@ -111,7 +111,7 @@ class Adapters:
     lora_targets: Optional[List[str]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Train:
     """The keys of training as a user gives them."""
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conf.schema.experiment import Precision, Recompute
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.network.links import Number
 from fasop.costs.sizes import head_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.train_config import Precision
 
 SCORE_BYTES, SCORE_BYTES_OF_16_BITS = 14, 12
 """Measured: what is there at once for each of an attention's weights, where some are dropped and all are held."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from conf.schema.experiment import Gpu
+from conf.schema.cluster import Gpu
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.activations import held_scores
 from fasop.costs.memory.amounts import GIB, Amount, StageMemory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from conf.schema.experiment import Gpu
+from conf.schema.cluster import Gpu
 from fasop.costs.blocks import blocks_of
 from fasop.costs.layers import LayerTimes
 from fasop.costs.measured_module import MeasuredModule

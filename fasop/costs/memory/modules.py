@@ -7,7 +7,6 @@ from functools import reduce
 
 import numpy as np
 
-from conf.schema.experiment import Recompute
 from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.memory.amounts import FRAGMENT_BYTES, WORKSPACE_BYTES, Amount, Spared, StageMemory
@@ -15,6 +14,7 @@ from fasop.costs.memory.shared_state import gathered_bytes, parameter_bytes, pie
 from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
 from fasop.costs.training import Training
+from megatron_ext.contract.parallel_config import Recompute
 
 LAYERS_HERE = 2.0
 """Layers whose activations are on a GPU at once, if those of all others are in the host's memory."""

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conf.schema.experiment import EngineKind, Precision
+from conf.schema.engine import EngineKind
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.network.links import Number
 from fasop.costs.overlap import LARGE_PARTS
 from fasop.costs.sizes import head_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.parallel_config import BUCKET_BYTES, BUCKETS_UNDER_WAY, PIECE, SLOTS
+from megatron_ext.contract.train_config import Precision
 
 
 @dataclass(frozen=True, kw_only=True)

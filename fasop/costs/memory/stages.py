@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 
-from conf.schema.experiment import Recompute
 from fasop.costs.blocks import blocks_of
 from fasop.costs.experts import layer_numbers
 from fasop.costs.measured_module import MeasuredModule
@@ -29,6 +28,7 @@ from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, word_parameters
 from fasop.costs.training import Training
+from megatron_ext.contract.parallel_config import Recompute
 
 
 def stage_memory(

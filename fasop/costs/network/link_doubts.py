@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
-from conf.schema.experiment import NodeGroup
+from conf.schema.cluster import NodeGroup
 from conf.schema.values.links import KEY, PairLink
 from fasop.costs.hardware_doubts import latency_doubts
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from conf.schema.experiment import NodeGroup
+from conf.schema.cluster import NodeGroup
 from conf.schema.values.links import PairLink
 
 if TYPE_CHECKING:

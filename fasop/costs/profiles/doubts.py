@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from conf.schema.cluster import CPU
-from conf.schema.experiment import EngineKind, Model
+from conf.schema.engine import EngineKind
+from conf.schema.model import Model
 from fasop.costs.hardware import NodeKind
 from fasop.costs.hardware_doubts import node_doubts
 from fasop.costs.layers import Basis, why_not_measured

@@ -9,7 +9,9 @@ from functools import lru_cache
 from typing import Any
 
 from conf.errors import ConfigError
-from conf.schema.experiment import Engine, EngineKind, Gpu, Model, Precision
+from conf.schema.cluster import Gpu
+from conf.schema.engine import Engine, EngineKind
+from conf.schema.model import Model
 from conf.schema.values.ranges import MISSING, config
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
@@ -25,6 +27,7 @@ from fasop.costs.profiles.steps import (
     check_steps,
 )
 from fasop.costs.sizes import ADAM_BYTES
+from megatron_ext.contract.train_config import Precision
 
 OTHER_16_BIT = {Precision.fp16: Precision.bf16, Precision.bf16: Precision.fp16}
 """Times of the one serve for the other, where nothing else tells them apart."""

@@ -6,8 +6,8 @@ import math
 from dataclasses import fields
 
 from conf.errors import ConfigError
-from conf.schema.experiment import Precision
 from conf.schema.values.ranges import MISSING, config
+from megatron_ext.contract.train_config import Precision
 
 
 @config

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from conf.schema.experiment import Offload, Recompute
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
@@ -17,6 +16,7 @@ from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.space.candidates import MOST_MICRO_BATCHES, Space, divisors, sizes, tensor_sizes
 from fasop.search.space.choices import Choices
+from megatron_ext.contract.parallel_config import Offload, Recompute
 from megatron_ext.contract.rules.engine import LATENT
 
 

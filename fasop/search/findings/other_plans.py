@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from conf.schema.experiment import Experiment, Parallel
+from conf.schema.parallel import Parallel
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from fasop.search.findings.found_plan import FoundPlan
 from fasop.search.inputs import Inputs, of_experiment
 from fasop.search.run import best_plans
 from fasop.simulation.predict import planned, predict, predict_plan
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 KEYS = (
     *("tensor", "data", "replicas", "pipeline", "partition", "node_order", "shares", "micro_batch_size", "schedule"),

@@ -19,7 +19,7 @@ from fasop.search.plan import Plan
 from fasop.search.search import Coverage
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import MOST_MICRO_BATCHES
-from fasop.simulation.memory_of_stages import shards_of
+from megatron_ext.contract.parallel_config import Shards
 
 if TYPE_CHECKING:
     from fasop.search.by_stage.look import Looked
@@ -77,6 +77,10 @@ def _rank_parameters(plan: Plan) -> list[float]:
 
 def parts_by_memory(plan: Plan) -> str:
     """Say in which proportion replicas of a stage keep what they share out, where that is not the same."""
+    if plan.training.parallel.shards is not Shards.memory:
+        return ""
+    from fasop.simulation.memory_of_stages import shards_of  # few plans share out by memory
+
     shards = shards_of(plan)
     if shards is None:
         return ""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import gcd
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from conf.errors import ConfigError
-from conf.schema.experiment import EngineKind, Experiment
+from conf.schema.engine import EngineKind
 from conf.schema.parallel import Parallel
 from conf.schema.values.partition import Shares
 from fasop.costs.layers import Basis
@@ -27,6 +28,9 @@ from fasop.search.space.candidates import MOST_MICRO_BATCHES, divisors
 from fasop.simulation.islands import durations_of
 from fasop.simulation.predict import Prediction, planned, predict_plan
 from fasop.simulation.ranks.shares import best_shares, replicas_of
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 SIZE, SHARES = "micro_batch_size", "shares"
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from math import inf
+from typing import TYPE_CHECKING
 
-from conf.schema.experiment import Experiment, Precision
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind
 from fasop.costs.profiles.files import read_profile
@@ -17,6 +17,10 @@ from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.simulation.predict import Prediction, planned, predict_plan
 from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.train_config import Precision
+
+if TYPE_CHECKING:
+    from conf.schema.experiment import Experiment
 
 
 def that_fit(experiment: Experiment, sizes: Sequence[int], streams: Sequence[int]) -> list[dict[int, list[int]]]:

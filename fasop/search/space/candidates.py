@@ -12,7 +12,6 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.schema.experiment import Recompute, Schedule
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
@@ -28,6 +27,7 @@ from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
 from fasop.simulation.replica_pipelines import by_replica
 from megatron_ext.contract.models.counts import experts_of
+from megatron_ext.contract.parallel_config import Recompute, Schedule
 from megatron_ext.contract.rules.engine import LATENT
 
 MOST_MICRO_BATCHES = 2**12

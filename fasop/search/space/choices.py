@@ -11,12 +11,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
-from conf.schema.experiment import Engine, EngineKind, Model, Recompute, Schedule, Train
+from conf.schema.engine import Engine, EngineKind
+from conf.schema.model import Model
+from conf.schema.train import Train
 from conf.schema.values.partition import AUTO
 from fasop.costs.blocks import blocks_of
 from fasop.costs.parallelism import Parallelism
 from fasop.errors import SearchError
-from megatron_ext.contract.parallel_config import RECOMPUTES
+from megatron_ext.contract.parallel_config import RECOMPUTES, Recompute, Schedule
 
 SIZES = ("tensor", "data", "pipeline", "expert", "context", "micro_batch_size")
 FOUND = ("partition", "node_order", "shares", "replicas")

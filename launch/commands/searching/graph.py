@@ -18,7 +18,7 @@ from launch.screen import print_table, remark
 from megatron_ext.contract.models.model import ModelConfig
 
 if TYPE_CHECKING:
-    from conf.schema.experiment import Cluster
+    from conf.schema.cluster import Cluster
     from fasop.graphs.arguments import Arguments
     from fasop.graphs.division import StageDivision
     from fasop.graphs.graph import Graph
@@ -107,7 +107,7 @@ def _divided(args: Arguments, graphs: Mapping[str, Graph]) -> StageDivision:
 
 def _cluster(args: Arguments) -> Cluster:
     from conf.compose import compose_unchecked, to_object
-    from conf.schema.experiment import Cluster
+    from conf.schema.cluster import Cluster
 
     return to_object(compose_unchecked(args.overrides), Cluster, "cluster")
 

@@ -16,7 +16,8 @@ import conf
 from conf.reading.files import check_free, write_whole
 from conf.reading.own_folders import path_of
 from conf.reading.words import with_values
-from conf.schema.experiment import Cluster, ExecutorKind
+from conf.schema.cluster import Cluster
+from conf.schema.executor import ExecutorKind
 from conf.schema.values.partition import AUTO
 from conf.visible import plural
 from fasop.errors import SearchError

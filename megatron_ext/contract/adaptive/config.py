@@ -130,7 +130,7 @@ EXPONENTS = {LrScaling.none: 0.0, LrScaling.sqrt: 0.5, LrScaling.linear: 1.0}
 """The power of the batch with which the learning rate grows."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Adapt:
     """When the batch or its shares change, and how."""
 

@@ -44,7 +44,7 @@ DEPTHS = r"[1-9][0-9]{0,3}(-[1-9][0-9]{0,3}){0,4}"
 """A regular expression for `depths`: of one to five stages."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class Sizes:
     """The sizes of a model, as a user gives them."""
 
@@ -61,7 +61,7 @@ class Sizes:
     """Tokens of the tokenizer, before padding."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class SharedOptions(Sizes):
     """The keys of a model that no family declares by itself."""
 
@@ -148,6 +148,6 @@ if TYPE_CHECKING:
     Model = SharedOptions
 else:
 
-    @dataclass(frozen=True)
+    @dataclass(frozen=True, init=False, repr=False, eq=False)
     class Model(*_own_options(), SharedOptions):
         """A model of one of the families, as a user describes it; `ModelConfig.own` has a family's own options."""

@@ -29,7 +29,7 @@ TOKEN_TYPES = 2
 """Token types of BERT with a binary head: which of two sentences a token belongs to."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, repr=False, eq=False)
 class _PaddedSizes(Sizes):
     padded_vocab_size: int = field(metadata=about(COUNT))
 
