@@ -127,23 +127,22 @@ def flag(text: str) -> bool:
 
 
 def above_0(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
+    if not 0 < (number := _number(text)) < math.inf:
         raise NoValue("must be a number above 0")
     return number
 
 
 def not_negative(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 <= number < math.inf:
+    if not 0 <= (number := _number(text)) < math.inf:
         raise NoValue("must be a number, at least 0")
     return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def whole(text: str) -> int:
