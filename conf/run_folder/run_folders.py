@@ -28,11 +28,13 @@ _COMPARED = 500
 
 RUNS_DIR = "TDPP_RUNS_DIR"
 """The variable with the folder of all runs, where none is given; so it stands in the schema, too."""
+RUNS = Path("runs")
+"""That folder, if nobody says otherwise."""
 
 
 def usual_runs_dir() -> Path:
-    """Where runs are if nobody says otherwise."""
-    return Path(os.environ.get(RUNS_DIR, "runs"))
+    """Where runs are if no command line says otherwise."""
+    return Path(os.environ.get(RUNS_DIR, RUNS))
 
 
 def is_run(path: Path) -> bool:

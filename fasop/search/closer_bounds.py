@@ -149,10 +149,11 @@ def _quick(one: Bounded) -> bool:
 
 
 def _may_be_below(lines: Pipelines, layers: int, seconds: float) -> bool:
-    """Whether the chains of whole layers allow the pipeline to take less; some replica of it is the slowest."""
+    """Whether the chains of whole layers allow the pipeline to take less: it takes no less than any of its replicas.
+    Of replicas on unlike nodes `lines` has the slowest GPU of each stage, which none of them may have everywhere."""
     if lines.order is not None or lines.schedule.definition.has_chunks:
         return True
-    return all(
-        WholeChains.of_pipeline(one, layers).may_be_below(seconds)
-        for one in [lines, *(replica.lines for replica in lines.replicas)]
-    )
+    every = [
+        replica.lines.take(np.array([column])) for replica in lines.replicas for column in range(len(replica.lines))
+    ]
+    return all(WholeChains.of_pipeline(one, layers).may_be_below(seconds) for one in every or [lines])

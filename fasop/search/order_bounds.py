@@ -126,6 +126,7 @@ def known(one: Training, kinds: Sequence[NodeKind]) -> bool:
         return False
     within = kinds[0].gpus % (one.parallel.tensor_size * one.parallel.data) == 0
     around = len(kinds) == 2 and _nodes_of_stage(one, kinds) > 1 and not (one.reduces_by_node or has_pairs(kinds))
+    around = around and len({*one.parallel.micro_batches_of}) == 1  # which replica has most of them is not known
     return (within or around) and not one.parallel.schedule.definition.has_chunks
 
 

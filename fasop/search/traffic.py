@@ -60,9 +60,11 @@ def _price(one: NodeKind, other: NodeKind) -> float:
 
 def _dollars(plan: PlacedTraining) -> float:
     """`dollars_per_step` of replicas that all sum in every iteration."""
-    prices = [[_price(one, other) for other in plan.nodes] for one in plan.nodes]
-    if not any(map(any, prices)):
+    if not any(
+        link.price_per_gb for node in {kind.name: kind for kind in plan.nodes}.values() for link in node.links.values()
+    ):
         return 0.0
+    prices = [[_price(one, other) for other in plan.nodes] for one in plan.nodes]
     node = [number for number, kind in enumerate(plan.nodes) for _ in range(kind.gpus)]
     return sum(size / GB * prices[node[a]][node[b]] for (a, b), size in bytes_between_ranks(plan).items())
 

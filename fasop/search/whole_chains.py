@@ -156,7 +156,7 @@ class _Table:
             return None
         pairs = np.stack([forward[fits], backward[fits]])[:, np.argsort((forward + backward)[fits], kind="stable")]
         pairs = np.minimum.accumulate(pairs[:, ::-1], axis=1)[:, ::-1]
-        passes = np.unique(np.concatenate([np.zeros((2, 1)), np.round(pairs, 12)], axis=1), axis=1)
+        passes = np.unique(np.concatenate([np.zeros((2, 1)), np.floor(pairs * 1e12) / 1e12], axis=1), axis=1)
         rests, passes = _some(rests, RESTS), _some(passes, PASSES)
         longer = [part[..., np.newaxis] + CLOSE >= of for part, of in zip((forward, backward), passes, strict=True)]
         return cls(

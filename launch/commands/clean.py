@@ -95,7 +95,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _found(arguments: argparse.Namespace) -> Iterator[Leftover]:
-    runs, scratch, days = runs_folder(arguments), arguments.scratch, arguments.older_than
+    runs, scratch, days = arguments.runs_dir, arguments.scratch, arguments.older_than
+    if runs != run_folders.RUNS:  # somebody has given it
+        runs_folder(arguments)
     image_dir = arguments.image_dir or runs.absolute().parent / "images"
     quick = (unfinished_runs(runs), short_jobs(runs), dead_links(runs), locks(scratch))
     slow = (images(image_dir, runs), containers(scratch))

@@ -171,7 +171,7 @@ def tail_begin(path: Path, lines: int) -> int:
     with suppress(FileNotFoundError), opened(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - max(_TAIL_BYTES, lines * _LINE_BYTES)))
-        lengths = deque(map(len, file), maxlen=lines)
+        lengths = deque(map(len, file), maxlen=min(lines, sys.maxsize))
         return file.tell() - sum(lengths)
     return 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -175,13 +175,28 @@ def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
     return tuple(_node(run, node, content) for node, content in contents if content is not None)
 
 
-def _node(run: RunDir, node: Node, content: Mapping[str, Any]) -> NodeFindings:
-    codes = content.get("exit_codes", {})
-    ranks = [
-        {**found, "rank": rank, "exit_code": codes.get(str(rank))}
-        for rank in node.ranks
-        if (found := run.read_json(run.doctor_rank(rank))) is not None
-    ]
-    known = {"name": node.name, "group": node.group, "wanted": len(node.ranks), "ranks": ranks}
-    address = next(iter(content.get("address", ())), None)  # without its port
-    return typed(NodeFindings, {**content, **known, "address": address}, str(run.doctor_node(node.name)))
+@dataclass(frozen=True, kw_only=True)
+class _Note:
+    """What a node writes in another form."""
+
+    address: tuple[str, int] | None = None
+    """With its port."""
+    exit_codes: Mapping[str, int | None] = field(default_factory=dict)
+    """Those of the ranks, by their numbers."""
+
+
+def _node(run: RunDir, node: Node, content: Any) -> NodeFindings:
+    where = str(run.doctor_node(node.name))
+    note = typed(_Note, content, where)
+    known = {"name": node.name, "group": node.group, "wanted": len(node.ranks), "ranks": []}
+    found = typed(NodeFindings, {**content, **known, "address": note.address and note.address[0]}, where)
+    ranks = ((rank, run.doctor_rank(rank)) for rank in node.ranks)
+    contents = ((rank, path, run.read_object(path, ())) for rank, path in ranks)
+    return replace(
+        found,
+        ranks=tuple(
+            typed(RankFindings, {**of_rank, "rank": rank, "exit_code": note.exit_codes.get(str(rank))}, str(path))
+            for rank, path, of_rank in contents
+            if of_rank is not None
+        ),
+    )

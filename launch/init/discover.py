@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+from conf.errors import RunFolderError
 from conf.run_folder.json_values import typed
 from conf.schema.executor import hosts
 from conf.visible import plural, span
@@ -77,7 +78,7 @@ def _answer(group: Group, wait_s: int, charged: Mapping[str, str]) -> NodeFigure
         return NodeFigures.parse(printed)
     except JobRefused as refusal:
         return refusal
-    except LaunchError as error:
+    except (LaunchError, RunFolderError, ValueError) as error:
         return str(error)
 
 

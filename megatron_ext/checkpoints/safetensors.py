@@ -87,10 +87,7 @@ def decoded(path: Path, content: bytearray, require: Callable[[Header], None]) -
     """The tensors in the bytes of a file, of which messages say `path`; raises as `read`."""
     header = parsed(path, content, len(content))
     require(header)
-    expected = header.metadata.get(CRC32)
-    found = f"{zlib.crc32(memoryview(content)[header.start :]):08x}"
-    if expected is not None and expected != found:
-        raise EngineError(f"{path}: damaged: expected the CRC-32 {expected} after the header, found {found}")
+    _require_sum(path, header, zlib.crc32(memoryview(content)[header.start :]))
     return {
         name: torch.frombuffer(
             content, dtype=DTYPES[entry.dtype], count=entry.numbers, offset=header.start + entry.begin
@@ -99,6 +96,26 @@ def decoded(path: Path, content: bytearray, require: Callable[[Header], None]) -
         else torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         for name, entry in header.entries.items()
     }
+
+
+def _require_sum(path: Path, header: Header, check: int) -> None:
+    expected, found = header.metadata.get(CRC32), f"{check:08x}"
+    if expected is not None and expected != found:
+        raise EngineError(f"{path}: damaged: expected the CRC-32 {expected} after the header, found {found}")
+
+
+def check_sum(path: Path) -> None:
+    """Reads a file that has a checksum, a part at a time; raises as `read`."""
+    header, check = read_header(path), 0
+    if CRC32 in header.metadata:
+        try:
+            with open_regular(path) as (file, _):
+                file.seek(header.start)
+                while part := file.read(2**24):
+                    check = zlib.crc32(part, check)
+        except OSError as error:
+            raise EngineError(f"{path}: cannot be read: {why(error)}") from error
+        _require_sum(path, header, check)
 
 
 def metadata(path: Path) -> Dict[str, str]:

@@ -229,7 +229,7 @@ def _free(folder: Path) -> Optional[int]:
         state = os.statvfs(folder)
     except OSError:
         return None
-    return state.f_bavail * state.f_frsize
+    return min(state.f_bavail * state.f_frsize, 2**63 - 1)  # some file systems say more than there is
 
 
 class _Listener:

@@ -109,7 +109,9 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
     print_table(head, [[*row, *own] for row, own in zip(rows, more, strict=True)])
     remark(*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}))
     others = "the next plans of the search are slower than these worst cases as they are"
-    if candidates[min(len(rated), len(candidates) - 1)].total < shown[-1].worst.seconds:
+    if len(rated) == len(candidates) < max(args.top, CANDIDATES):
+        others = "all plans of the search were rated"
+    elif candidates[min(len(rated), len(candidates) - 1)].total < shown[-1].worst.seconds:
         others = f"plans behind the {len(rated)} fastest were not rated"
     print(
         f"Ranked by the worst case, in which one group's GPUs, one group's links or one node takes "

@@ -118,6 +118,19 @@ def test_a_folder_of_runs_that_is_not_there_is_an_error_that_names_it(options: l
         clean.main([*options, f"--runs-dir={tmp_path}/nosuch"])
 
 
+def test_without_any_runs_it_finds_what_is_left_elsewhere(
+    used: RunContainer,
+    scratch: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.delenv("TDPP_RUNS_DIR", raising=False)
+    assert listed(capsys, f"--scratch={scratch}", "--older-than=0") == ["lock", "container"]
+
+
 def test_a_launch_that_was_cut_off_goes_with_its_link_and_the_empty_folder_of_its_name(
     options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

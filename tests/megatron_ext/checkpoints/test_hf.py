@@ -212,6 +212,15 @@ def test_weights_that_do_not_fit_are_named(exported: Path, tmp_path: Path, spoil
     assert not (tmp_path / "new").exists() or not list((tmp_path / "new").iterdir())
 
 
+def test_a_file_of_ours_that_is_damaged_is_not_imported(exported: Path, tmp_path: Path) -> None:
+    content = bytearray((exported / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(EngineError, match=r"model\.safetensors: damaged: expected the CRC-32 "):
+        hf.import_(tmp_path / "model.safetensors", tmp_path / "made", HEADS)
+    assert not (tmp_path / "made").exists()
+
+
 def test_an_import_overwrites_no_checkpoint(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="is there already; give a new folder"):
         hf.import_(exported, tmp_path, None)
