@@ -179,8 +179,8 @@ def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
 class _Note:
     """What a node writes in another form."""
 
-    address: tuple[str, int] | None = None
-    """With its port."""
+    address: tuple[Any, ...] = ()
+    """With its port, of which nothing is said."""
     exit_codes: Mapping[str, int | None] = field(default_factory=dict)
     """Those of the ranks, by their numbers."""
 
@@ -189,7 +189,7 @@ def _node(run: RunDir, node: Node, content: Any) -> NodeFindings:
     where = str(run.doctor_node(node.name))
     note = typed(_Note, content, where)
     known = {"name": node.name, "group": node.group, "wanted": len(node.ranks), "ranks": []}
-    found = typed(NodeFindings, {**content, **known, "address": note.address and note.address[0]}, where)
+    found = typed(NodeFindings, {**content, **known, "address": next(iter(note.address), None)}, where)
     ranks = ((rank, run.doctor_rank(rank)) for rank in node.ranks)
     contents = ((rank, path, run.read_object(path, ())) for rank, path in ranks)
     return replace(

@@ -21,10 +21,10 @@ NODE = {"host": "n1", "python": "3.8.10", "cpus": 4, "files": {}, "maps": {}, "d
 
 
 @pytest.fixture
-def run(runs: Path) -> RunDir:
-    runs.mkdir()
-    made = Case([ended(1), None]).make(runs / "tiny" / "1-1")
-    experiment = compose([*TWO_NODES, f"data.prefix={make_corpus(runs)}"])
+def run(tmp_path: Path) -> RunDir:
+    made = Case([ended(1), None]).make(tmp_path / "tiny" / "1-1")
+    experiment = compose([*TWO_NODES, f"data.prefix={make_corpus(tmp_path)}"])
+    made.doctor_rank(0).parent.mkdir()
     made.write_json(made.plan, make_plan(experiment, made.name).as_json())
     made.write_json(
         made.doctor_node("local-0"), {**NODE, "address": ["10.0.0.1", 4711], "exit_codes": {"0": 0, "1": -9}}
@@ -44,7 +44,7 @@ def test_a_node_has_what_its_ranks_found(run: RunDir) -> None:
     [
         (None, "is not a JSON object"),
         ({"address": 5}, "address"),
-        ({"address": []}, "address"),
+        ({"address": [5]}, "address"),
         ({"exit_codes": []}, "exit_codes"),
         ({"cpus": "4"}, "cpus"),
     ],
