@@ -57,8 +57,10 @@ def _choice(made: dict[EngineKind, Made], refused: dict[EngineKind, ConfigError]
         )
     if core not in made:
         return own, str(refused[core])
+    from conf.schema.containers import ContainerKind  # loaded with any experiment
+
     experiment = made[core][0]
-    here = experiment.container.kind == "none"
+    here = experiment.container.kind is ContainerKind.none
     if own not in made:
         if here and not _installed(CORE):
             raise ConfigError(

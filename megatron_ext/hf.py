@@ -14,12 +14,10 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.converting import new_checkpoint, weights_of
 from megatron_ext.checkpoints.foreign import hf_weights
 from megatron_ext.checkpoints.kept_weights import add_weights, kind_of, tell_kind
 from megatron_ext.checkpoints.meta import Checkpoint, Meta
-from megatron_ext.checkpoints.published import tensors_of
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.run_files import WEIGHTS
 
@@ -46,8 +44,7 @@ def import_(
             Nothing is then left of it.
     """
     weights = hf_weights.Weights(source, heads, sequence_length)
-    for file in sorted(set(tensors_of(source).values())):
-        safetensors.check_sum(file)
+    weights.check_sums()
     return new_checkpoint(
         folder,
         Meta.beginning(weights.model.identity()),

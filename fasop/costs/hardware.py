@@ -120,6 +120,12 @@ def node_kinds(cluster: Cluster) -> Sequence[NodeKind]:
     return kinds
 
 
+def has_prices(nodes: Sequence[NodeKind]) -> bool:
+    """Whether any of them pays for what it sends to another group."""
+    kinds = {node.name: node for node in nodes}.values()
+    return any(link.price_per_gb for kind in kinds for link in kind.links.values())
+
+
 def gpus_of(kinds: Sequence[NodeKind]) -> int:
     """Count the GPUs of all nodes of these kinds."""
     return sum(kind.gpus * kind.group.count for kind in kinds)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from conf.visible import plural
 from fasop.costs.arrays import Floats
-from fasop.costs.hardware import NodeKind
+from fasop.costs.hardware import NodeKind, has_prices
 from fasop.errors import SearchError
 from fasop.search.plan import HOUR, Fault, Plan, Run, by_time, no_fault, price_per_hour
 from fasop.search.search import GAIN
@@ -56,7 +56,7 @@ class Expense:
 
 
 def _dollars_per_step(plan: Plan) -> float:
-    if not any(link.price_per_gb for node in plan.nodes for link in node.links.values()):
+    if not has_prices(plan.nodes):
         return 0.0
     from fasop.search.traffic import dollars_per_step  # few clusters pay for bytes
 

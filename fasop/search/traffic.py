@@ -11,7 +11,7 @@ import numpy as np
 
 from fasop.costs import sizes
 from fasop.costs.experts import layer_numbers
-from fasop.costs.hardware import NodeKind
+from fasop.costs.hardware import NodeKind, has_prices
 from fasop.costs.network.heterogeneous_placement import exchanges
 from fasop.costs.network.links import Link
 from fasop.costs.network.pair_placement import around
@@ -29,6 +29,8 @@ def dollars_per_step(plan: PlacedTraining) -> float:
     their gradients, rings of gradients and weights, and the embedding's gradients. Sums within nodes first count as
     the ring of all replicas, an upper bound.
     """
+    if not has_prices(plan.nodes):
+        return 0.0
     if len(islands := by_island(plan)) > 1:
         return sum(map(_dollars, islands)) + _of_common_step(islands) / plan.training.sync_every
     return _dollars(plan)
@@ -60,11 +62,9 @@ def _price(one: NodeKind, other: NodeKind) -> float:
 
 def _dollars(plan: PlacedTraining) -> float:
     """`dollars_per_step` of replicas that all sum in every iteration."""
-    if not any(
-        link.price_per_gb for node in {kind.name: kind for kind in plan.nodes}.values() for link in node.links.values()
-    ):
-        return 0.0
     prices = [[_price(one, other) for other in plan.nodes] for one in plan.nodes]
+    if not any(map(any, prices)):
+        return 0.0
     node = [number for number, kind in enumerate(plan.nodes) for _ in range(kind.gpus)]
     return sum(size / GB * prices[node[a]][node[b]] for (a, b), size in bytes_between_ranks(plan).items())
 

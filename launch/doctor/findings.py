@@ -190,13 +190,10 @@ def _node(run: RunDir, node: Node, content: Any) -> NodeFindings:
     note = typed(_Note, content, where)
     known = {"name": node.name, "group": node.group, "wanted": len(node.ranks), "ranks": []}
     found = typed(NodeFindings, {**content, **known, "address": next(iter(note.address), None)}, where)
-    ranks = ((rank, run.doctor_rank(rank)) for rank in node.ranks)
-    contents = ((rank, path, run.read_object(path, ())) for rank, path in ranks)
-    return replace(
-        found,
-        ranks=tuple(
-            typed(RankFindings, {**of_rank, "rank": rank, "exit_code": note.exit_codes.get(str(rank))}, str(path))
-            for rank, path, of_rank in contents
-            if of_rank is not None
-        ),
-    )
+    ranks = []
+    for rank in node.ranks:
+        path = run.doctor_rank(rank)
+        if (of_rank := run.read_object(path, ())) is not None:
+            known = {"rank": rank, "exit_code": note.exit_codes.get(str(rank))}
+            ranks.append(typed(RankFindings, {**of_rank, **known}, str(path)))
+    return replace(found, ranks=tuple(ranks))

@@ -151,9 +151,8 @@ def _maps(case: Case, group: str, nodes: Sequence[NodeFindings]) -> Iterator[Che
     faults = []
     for node in nodes:
         for prefix, place in node.maps.items():
-            if (
-                data := node.files.get(f"{prefix}.bin")
-            ) is not None and data.error is not None:  # then there are no maps
+            data = node.files.get(f"{prefix}.bin")
+            if data is not None and data.error is not None:  # without data there are no maps
                 continue
             if place.error is not None:
                 faults.append(Fault(Level.error, node.name, place.error))

@@ -104,9 +104,9 @@ def _require_sum(path: Path, header: Header, check: int) -> None:
         raise EngineError(f"{path}: damaged: expected the CRC-32 {expected} after the header, found {found}")
 
 
-def check_sum(path: Path) -> None:
+def check_sum(path: Path, header: Header) -> None:
     """Reads a file that has a checksum, a part at a time; raises as `read`."""
-    header, check = read_header(path), 0
+    check = 0
     if CRC32 in header.metadata:
         try:
             with open_regular(path) as (file, _):

@@ -75,13 +75,20 @@ class Weights:
         """
         self._path = chosen(folder)
         files = tensors_of(folder)
-        headers = {file: read_header(file) for file in set(files.values())}
+        self._headers = headers = {file: read_header(file) for file in sorted(set(files.values()))}
         held = {name: _Held(file, headers[file].start, headers[file].entries[name]) for name, file in files.items()}
         self._family, found, self.model = described(self._path, held, heads, sequence_length)
         self._found: Mapping[str, _Held] = found
         for part in part_names(self.model.layers):
             for name, twin in self._family.twins(self.model, part).items():
                 twin.require(self._path, found, checkpoint_parameter(self.model, part, name))
+
+    def check_sums(self) -> None:
+        """Reads all files that have a checksum, as those of tdpp have; raises EngineError if one is damaged."""
+        from megatron_ext.checkpoints import safetensors
+
+        for file, header in self._headers.items():
+            safetensors.check_sum(file, header)
 
     def part(self, part: str) -> Dict[str, Tensor]:
         """The parameters of a part of a checkpoint of ours, in fp32; raises EngineError if a file cannot be read."""
