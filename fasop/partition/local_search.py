@@ -7,7 +7,7 @@ chunks. Memory is part of the problem: no stage ever gets more layers than its `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import combinations, islice, pairwise
 
 import numpy as np
@@ -22,9 +22,10 @@ FEW = 2000
 """Partitions of a pipeline that are all tried: that takes no longer than a search among them."""
 CELLS = 2**22
 """Parts times pipelines that are simulated together, at most; for memory's sake."""
-GAIN, GAIN_LATER, ROUNDS = 0.6, 0.9, 10
-"""What moving layers makes of a partition's time at best; after two moves; and how often it gains by then what these
-two gained on average. (A front of 80 sets of nodes kept plans of 0.91, 0.97 and 6; two rooms lose 4 % with 0.85.)"""
+REACH = (0.3, 0.3, 0.5)
+"""What moving layers leaves, at best, of the seconds by which a partition is above its bound: at first, after one move,
+and after two or more. (Of 400 partitions that a front of 80 sets of nodes, two rooms and the seed's nodes kept, it left
+less of two, which gained 0.1 %.)"""
 
 Worth = Callable[[Floats], NDArray[np.bool_]]
 """Whether such seconds of each pipeline would be of use; if not, more would not be."""
@@ -101,23 +102,27 @@ def largest_stage(pipelines: Pipelines, partitions: Integers) -> Floats:
     return slowest
 
 
-def shortest(pipelines: Pipelines, layers: int, begin: Integers, worth: Worth | None = None) -> tuple[Integers, Floats]:
+def shortest(
+    pipelines: Pipelines, layers: int, begin: Integers, worth: Worth | None = None, least: Floats | float = 0.0
+) -> tuple[Integers, Floats]:
     """The partitions with the shortest iterations, and their seconds: of all where they are few, else `improved`."""
     parts = pipelines.parts_count
     if math.comb(layers + parts - 1, layers) <= FEW:
         return exhaustive(pipelines, layers)
-    return (improved if pipelines.order is None else improved_by_cuts)(pipelines, begin, worth)
+    return (improved if pipelines.order is None else improved_by_cuts)(pipelines, begin, worth, least)
 
 
-def improved_by_cuts(pipelines: Pipelines, begin: Integers, worth: Worth | None = None) -> tuple[Integers, Floats]:
+def improved_by_cuts(
+    pipelines: Pipelines, begin: Integers, worth: Worth | None = None, least: Floats | float = 0.0
+) -> tuple[Integers, Floats]:
     """Do as `improved`, and then move single cuts further, for as long as one of the two gains.
 
     Where layers differ, so do messages: what a cut gains a few layers further need not be gained on the way.
     """
-    found, times = improved(pipelines, begin, worth)
+    found, times = improved(pipelines, begin, worth, least)
     active = np.arange(len(pipelines) if pipelines.parts_count > 1 else 0)
     if worth is not None:
-        active = active[worth(GAIN_LATER * times)]
+        active = active[worth(_reach(times, least, moves=2))[active]]
     while len(active):
         near = [cut_elsewhere(pipelines, found[:, column]) for column in active]
         owner = np.repeat(active, [one.shape[1] for one in near])
@@ -159,23 +164,24 @@ def _between_bars(bars: Integers, layers: int) -> Integers:
     return counts
 
 
-def improved(pipelines: Pipelines, partitions: Integers, worth: Worth | None = None) -> tuple[Integers, Floats]:
+def improved(
+    pipelines: Pipelines, partitions: Integers, worth: Worth | None = None, least: Floats | float = 0.0
+) -> tuple[Integers, Floats]:
     """Moves one layer from any part to any other for as long as that shortens the iteration, the best move first.
 
     Only moves from a steeper part to a less steep one can (`Pipelines.slopes`). Of them the most promising are tried
     first, and more of the others each time if none of those gains. Returns the partitions reached, and their seconds.
-    Of equal moves the most promising wins, and of those the first. A pipeline is left as it is once nothing that it may
-    reach (`GAIN`) is of `worth`; without, all are.
+    Of equal moves the most promising wins, and of those the first. A pipeline, none of whose partitions takes less than
+    its `least` seconds, is left as it is once nothing that it may reach (`REACH`) is of `worth`; without, none is.
     """
     found, times = partitions.copy(), pipelines.iteration(partitions)
     parts = len(found)
     pairs = np.array([(a, b) for a in range(parts) for b in range(parts) if a != b]).reshape(-1, 2)
     first = min(2 * parts, len(pairs))
-    active = np.arange(len(pipelines))
-    known = [times.copy()]
+    active, moves = np.arange(len(pipelines)), 0
     while len(active) and len(pairs):
         if worth is not None:
-            active = active[_promising(known, active, worth)]
+            active = active[worth(_reach(times, least, moves))[active]]
         gained = np.zeros(len(active), bool)
         batch = max(1, CELLS // (parts * len(pairs)))
         for begin in range(0, len(active), batch):
@@ -192,19 +198,14 @@ def improved(pipelines: Pipelines, partitions: Integers, worth: Worth | None = N
                 better = taken < times[columns]
                 found[:, columns[better]], times[columns[better]] = moved[:, better], taken[better]
                 gained[here[left[better]]] = True
-        active = active[gained]
-        known = [*known[-2:], times.copy()]
+        active, moves = active[gained], moves + 1
     return found, times
 
 
-def _promising(known: Sequence[Floats], columns: Integers, worth: Worth) -> NDArray[np.bool_]:
-    """[columns]: which of them may still reach seconds of `worth`, by what they took before each of the last moves."""
-    now = known[-1]
-    if len(known) == 1:
-        return worth(GAIN * now)[columns]
-    if len(known) == 2:
-        return np.ones(len(columns), bool)
-    return worth(np.minimum(GAIN_LATER * now, now - ROUNDS * (known[-3] - now) / 2))[columns]
+def _reach(times: Floats, least: Floats | float, moves: int) -> Floats:
+    """[pipelines]: the seconds that they may still reach after so many moves."""
+    reach: Floats = least + REACH[min(moves, 2)] * (times - least)
+    return reach
 
 
 def _growing(first: int, whole: int) -> list[slice]:

@@ -63,7 +63,7 @@ def search_partitions(
     is of `worth`, no better ones are looked for."""
     lines, layers = some.group.pipelines, some.group.layers
     begun = start(lines, layers, some.balanced)
-    return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin), worth)
+    return shortest(lines, layers, begun if begin is None else _faster(some, begun, begin), worth, some.proved)
 
 
 def best_of_first(groups: Sequence[Bounded], worth: Worth) -> BestOrder | None:
@@ -106,7 +106,7 @@ def _nearby(found: BestOrder, space: Space) -> BestOrder | None:
             begin = _faster(near, near.balanced, _carried(found, near.group))
             first = np.argsort(near.group.pipelines.iteration(begin), kind="stable")[:TRIED]
             some = near.take(first)
-            better = shortest(some.group.pipelines, some.group.layers, begin[:, first], faster)
+            better = shortest(some.group.pipelines, some.group.layers, begin[:, first], faster, some.proved)
             best = min(best, _best(some, *better), key=lambda one: one.seconds)
     return best if best.seconds < found.seconds else None
 

@@ -14,7 +14,7 @@ from conf.schema.experiment import Schedule
 from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.exact import EXACT, proved
-from fasop.partition.local_search import GAIN_LATER, bottleneck, exhaustive, feasible, improved, largest_stage
+from fasop.partition.local_search import REACH, bottleneck, exhaustive, feasible, improved, largest_stage
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, mixed
@@ -198,9 +198,10 @@ def test_only_what_is_far_from_worth_it_is_left_as_it_is(several: Pipelines, lay
     begin = bottleneck(several, layers)
     limit = part * several.iteration(begin).max()
     _, whole = improved(several, begin)
-    found, seconds = improved(several, begin, lambda seconds: seconds < limit)
+    least = quick_bound(several, layers, begin)
+    found, seconds = improved(several, begin, lambda seconds: seconds < limit, least)
     assert seconds.tolist() == several.iteration(found).tolist()
-    assert np.all((seconds == whole) | (GAIN_LATER * seconds >= limit))
+    assert np.all((seconds == whole) | (least + max(REACH) * (seconds - least) >= limit))
     assert improved(several, begin, lambda seconds: seconds < 0)[0].tolist() == begin.tolist()
 
 
