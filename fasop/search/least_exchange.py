@@ -1,0 +1,230 @@
+"""What plans exchange at least, in whatever order the nodes come: messages between stages, sums of gradients, and what
+is handed out of new weights; seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.training import Training
+from fasop.simulation.on_nodes import Nodes, exchanged_on, handing_out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alone:
+    """What a plan takes beside its layers if all nodes are of one kind: seconds, by kind."""
+
+    first: Floats
+    """From the first stage's last backward pass until its gradients are summed, but for its layers'; and what any
+    stage hands out of new weights."""
+    sums: Floats
+    """[layers + 1, kinds]: all gradients of a stage of so many layers."""
+    last: Floats
+    """The part of `sums` that the last bucket takes, which nothing hides."""
+    handing: Floats
+    """[layers + 1, kinds]: handing out the new weights of a stage of so many layers."""
+    embedding: Floats
+
+    def of(self, kinds: Sequence[int]) -> Alone:
+        return Alone(
+            first=self.first[kinds],
+            sums=self.sums[:, kinds],
+            last=self.last[kinds],
+            handing=self.handing[:, kinds],
+            embedding=self.embedding[kinds],
+        )
+
+    def or_less(self, other: Alone, where: NDArray[np.bool_]) -> Alone:
+        """Return the less of both for the kinds `where` that may be, but for the embedding's."""
+        parts = {field.name: (getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        least = {name: np.where(where, np.minimum(own, others), own) for name, (own, others) in parts.items()}
+        return Alone(**(least | {"embedding": self.embedding}))
+
+    @classmethod
+    def nothing(cls, layers: int, kinds: int) -> Alone:
+        sizes = {"sums": (layers + 1, kinds), "handing": (layers + 1, kinds)}
+        return cls(**{field.name: np.zeros(sizes.get(field.name, kinds)) for field in fields(cls)})
+
+
+class OnLinks(NamedTuple):
+    """What a plan's messages and sums take at least: seconds."""
+
+    hops: float
+    """All messages from the first stage to the last."""
+    around: float
+    """The message from the last stage to the first."""
+    queue: float
+    """For how long a message occupies the link between two stages that is busiest."""
+    ending: float
+    """From the first stage's last backward pass to the end of the iteration."""
+
+
+class LinkBounds:
+    """Of plans on some nodes of these kinds; what does not depend on the numbers of plans is kept."""
+
+    def __init__(self, kinds: Sequence[NodeKind]) -> None:
+        self._kinds = kinds
+        self._names = [kind.name for kind in kinds]
+        self._alone: dict[tuple[int, ...], Alone] = {}
+        self._alone_of_some: dict[tuple[int, ...], Alone] = {}
+        self._nodes: dict[tuple[int, int], Nodes] = {}
+        self._links: dict[tuple[int, ...], OnLinks] = {}
+
+    def some(self, kinds: Sequence[NodeKind]) -> list[int]:
+        """The numbers of these kinds."""
+        return [self._names.index(kind.name) for kind in kinds]
+
+    def of(self, one: Training, kinds: Sequence[NodeKind], *, sharded: bool) -> OnLinks:
+        """`sharded`: whether replicas share the optimizer, whatever `one` says."""
+        p, some, nodes = one.parallel, self.some(kinds), [kind.group.count for kind in kinds]
+        sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
+        key = sharded, *sizes, *some, *nodes
+        if key not in self._links:
+            self._links[key] = self._on_known_links(one, some, kinds, self.alone_on(one, kinds, sharded=sharded))
+        return self._links[key]
+
+    def _on_known_links(self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind], alone: Alone) -> OnLinks:
+        p, nodes = one.parallel, [kind.group.count for kind in kinds]
+        gpus, width = [kind.gpus for kind in kinds], p.tensor_size * p.data
+        first = float(of_any_stage(alone.first, np.multiply(nodes, gpus), width))
+        if len({*gpus}) > 1:
+            hops, around, queue = self._between_nodes(one, some, kinds)
+            embedding = alone.embedding.min() if p.pipeline > 1 else 0.0
+            return OnLinks(hops, around, queue, first + embedding)
+        # As `exchanged_on` has them: [stages, kinds].
+        link = self._nodes_of_one_kind(sum(nodes), gpus[0]).links_of(one).hops.link
+        size = float(min(one.messages))
+        passing, busy = (part[:, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
+        if gpus[0] % width and width % gpus[0]:  # stages lie on parts of nodes, whose links they share with few others
+            hops, around, queue = self._between_nodes(one, some, kinds)
+            hops, around = max(hops, passing[:-1].min(axis=1).sum()), max(around, passing[-1].min())
+            return OnLinks(hops, around, queue, first + alone.embedding.min())
+        ends = sorted(zip(alone.embedding.tolist(), nodes, strict=True))
+        first_and_last, fast = 2 * max(width, gpus[0]), 0
+        embedding = ends[0][0]
+        for seconds, number in ends if p.world_size >= first_and_last else ():
+            embedding = seconds
+            fast += number * gpus[0]
+            if fast >= first_and_last:
+                break
+        last_of_node = max(1, gpus[0] // width) - 1
+        occupied = np.minimum(busy, passing)[last_of_node : -1 : last_of_node + 1]
+        queue = float(occupied.min(axis=0).max()) if len(occupied) else 0.0  # every node sends to another one
+        return OnLinks(_through(passing, width, gpus[0], nodes), passing[-1].min(), queue, first + embedding)
+
+    def _between_nodes(
+        self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind]
+    ) -> tuple[float, float, float]:
+        """`hops`, `around` and `queue` of the messages from node to node, of which there are so many in any order, if
+        each has a link to itself."""
+        p = one.parallel
+        if p.pipeline == 1 or p.context > 1 or any(kind.collectives is not None for kind in kinds):
+            return 0.0, 0.0, 0.0
+        apart = replace(one, parallel=replace(p, data=1, expert=1, pipeline=2, shares=None))
+        link = self._nodes_of_one_kind(2, p.tensor_size).links_of(apart).hops.link
+        size = float(min(one.messages))
+        hop, busy = (part[0, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
+        width, slowest_first = p.tensor_size * p.data, np.argsort(-hop, kind="stable")
+        nodes, gpus = np.array([(kind.group.count, kind.gpus) for kind in kinds])[slowest_first].T
+        # A node has messages within it from all its whole stages but the last; all others leave a node or enter one,
+        # at least one of each node.
+        within = np.cumsum(nodes * np.maximum(0, gpus // width - 1))
+        touching = -(-np.cumsum(nodes * gpus) // width) - 1 - within
+        seconds = hop[slowest_first]
+        total = float(np.maximum(1, touching) @ (seconds - np.append(seconds[1:], 0.0)))
+        return total, float(hop.min()), float(np.minimum(busy, hop).max())
+
+    def alone_on(self, one: Training, kinds: Sequence[NodeKind], *, sharded: bool) -> Alone:
+        p, some = one.parallel, self.some(kinds)
+        sizes = p.tensor_size, p.data, p.world_size, p.context, p.expert
+        key = sharded, *sizes, *some, *(kind.group.count for kind in kinds)
+        if key not in self._alone_of_some:
+            self._alone_of_some[key] = self._find_alone(one, kinds, sharded=sharded)
+        return self._alone_of_some[key]
+
+    def _find_alone(self, one: Training, kinds: Sequence[NodeKind], *, sharded: bool) -> Alone:
+        """What the plan takes beside its layers, by these kinds.
+
+        Where nodes differ in GPUs, it is of a stage that lies in a node if there is room for it, and else of one whose
+        tensor groups lie on a node each.
+        """
+        p, some = one.parallel, self.some(kinds)
+        gpus = np.array([kind.gpus for kind in kinds])
+        if len({*gpus.tolist()}) == 1:
+            return self._of_one_kind(one, sum(kind.group.count for kind in kinds), int(gpus[0]), sharded=sharded).of(
+                some
+            )
+        if one.reduces_by_node or p.context > 1 or any(kind.collectives is not None for kind in kinds):
+            return Alone.nothing(one.blocks.layers, len(kinds))
+        apart = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size, sharded=sharded).of(some)
+        together = self._of_one_kind(one, 1, p.world_size, sharded=sharded).of(some)
+        return apart.or_less(together, gpus >= p.tensor_size * p.data)
+
+    def _of_one_kind(self, one: Training, nodes: int, gpus: int, *, sharded: bool) -> Alone:
+        p = one.parallel
+        key = sharded, nodes, gpus, p.tensor_size, p.data, p.context, p.expert
+        if key not in self._alone:
+            if p.sharded_optimizer != sharded:
+                one = replace(one, parallel=replace(p, sharded_optimizer=sharded))
+            every = self._nodes_of_one_kind(nodes, gpus)
+            exchanged, handing = exchanged_on(one, every), handing_out(one, every)
+            sums, last = exchanged.sums, exchanged.last
+            amount = np.arange(one.blocks.layers + 1.0).reshape(-1, 1, 1)
+            of_layers = [part.of(amount).min(axis=1) if one.blocks.alike else part.fixed for part in (sums, handing)]
+            self._alone[key] = Alone(
+                first=exchanged.least_exposed[0] + handing.fixed.min(axis=0),
+                sums=of_layers[0],
+                last=np.zeros(len(self._kinds)) if last is None else last.min(axis=0),
+                handing=of_layers[1],
+                embedding=exchanged.embedding,
+            )
+        return self._alone[key]
+
+    def _nodes_of_one_kind(self, nodes: int, gpus: int) -> Nodes:
+        """So many with so many GPUs each, an order for each kind."""
+        if (nodes, gpus) not in self._nodes:
+            alike = [kind if kind.gpus == gpus else replace(kind, gpus=gpus) for kind in self._kinds]
+            orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
+            self._nodes[nodes, gpus] = Nodes(alike, orders, least=True)
+        return self._nodes[nodes, gpus]
+
+
+def of_any_stage(seconds: Floats, gpus: Integers, width: int) -> Floats:
+    """What any stage takes at least, of so many GPUs: the slowest of its kinds counts, and those that take less have no
+    more GPUs than that. `seconds` are [kinds, …], and `gpus` those of each kind."""
+    order = np.argsort(seconds, axis=0, kind="stable")
+    enough = np.argmax(np.cumsum(gpus[order], axis=0) >= width, axis=0)
+    slowest = np.take_along_axis(order, enough[np.newaxis], axis=0)
+    found: Floats = np.take_along_axis(seconds, slowest, axis=0)[0]
+    return found
+
+
+def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float:
+    """Seconds of messages from the first stage to the last, at least; `hops` are [stages, kinds], if alone. Nodes have
+    whole stages, or stages whole nodes.
+
+    A message between nodes is as slow as the slower one: of n nodes in a row, j slow ones have j slow links beside
+    them, but for the last. Likewise of stages that have whole nodes.
+    """
+    if len(hops) == 1:
+        return 0.0
+    inside = max(1, gpus // width)
+    between, within = hops[inside - 1 : -1 : inside], hops[: inside - 1]
+    total = float(within.sum(axis=0) @ np.array(nodes))
+    if not len(between):
+        return total
+    together, seen, units = max(1, width // gpus), 0, 0
+    seconds, last = between.min(axis=0), 0.0
+    for kind in np.argsort(-seconds, kind="stable"):
+        seen += nodes[kind]
+        slow = -(-seen // together)
+        if slow > units:
+            total += (slow - units) * seconds[kind]
+            last, units = seconds[kind], slow
+    return float(total - last)
