@@ -219,7 +219,9 @@ def chains_of(pipelines: Pipelines) -> Chains:
     forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
     chunks = pipelines.parts_count // stages
     owed = np.where(number > 0, np.minimum(number + 1, count), 0) * (1 - half)
-    way = _weighted(1.0, forward, half, backward)
+    waited = np.full((len(forward.fixed), 1), half)
+    waited[0] = 1.0  # of its last micro-batch, the first stage has the weight gradient before its sums
+    way = _weighted(1.0, forward, waited, backward)
     whole = [by_stage(passes, stages) for passes in (forward, backward)]
     left = passes_left(schedule, stages, chunks, count)
     ahead, back = (passes.reshape(-1, 1) for passes in (left.forward, left.backward))
@@ -227,7 +229,7 @@ def chains_of(pipelines: Pipelines) -> Chains:
     return Chains(
         own=_weighted(count, whole[0], count - owed, whole[1]),
         way=Linear(fixed=way.fixed[:stages], layer=way.layer[:stages] if chunks == 1 else 0 * hop),
-        trip=_weighted(1.0, whole[0], half, whole[1]),
+        trip=_weighted(1.0, whole[0], waited[:stages], whole[1]),
         hops=2 * (chunks * hop.sum(axis=0) - hop[-1]),
         left=Linear(
             fixed=of_parts.fixed.reshape(chunks, stages, -1).sum(axis=0),

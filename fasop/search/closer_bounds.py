@@ -17,10 +17,9 @@ from fasop.partition.exact import proved
 from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.order_search import Bounded
 from fasop.search.search import ShowProgress, no_progress
-from fasop.search.space.candidates import Space
+from fasop.search.space.candidates import Candidates, Space
 from fasop.search.whole_chains import WholeChains
 from fasop.simulation.on_nodes import Nodes
-from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import Recompute
 
 PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
@@ -32,7 +31,7 @@ SIZES = 10
 OF_ONE = 30
 """Orders that are built by a unit of work."""
 LOOKS, STEPS, MOST_STEPS = 5, 16, 3000
-"""Looks at all orders by `WholeChains`, steps of these in a unit of work, and in one look at most."""
+"""Looks by `WholeChains` at a candidate or at all orders, steps of these in a unit of work, and in one look at most."""
 STEP = 0.005
 """The part of `enough` by which the bound of a size rises at once: orders that are below it then are built."""
 MOST_ORDERS = 3000
@@ -128,13 +127,13 @@ def closer_least(
                 one = Bounded.of(group, bound)
                 for column in np.nonzero(one.proved < enough)[0]:
                     put(float(one.proved[column]), one.take(np.array([column])))
-        elif step < len(PROOFS) and _quick(what):
-            boxes, taken = PROOFS[step]
+        elif not step:
+            closer, looks = _by_whole_layers(what.group, bound, enough)
+            work += looks
+        elif step <= len(PROOFS) and _quick(what):
+            boxes, taken = PROOFS[step - 1]
             work += taken
             lines, layers = what.group.pipelines, what.group.layers
-            if not step and not _may_be_below(lines, layers, enough):
-                work += 1 - taken
-                continue
             begin = start(lines, layers, what.balanced)
             closer = max(bound, proved(lines, layers, begin, boxes, enough).bound)
         else:
@@ -148,12 +147,19 @@ def _quick(one: Bounded) -> bool:
     return lines.parts_count * lines.micro_batches <= PASSES
 
 
-def _may_be_below(lines: Pipelines, layers: int, seconds: float) -> bool:
-    """Whether the chains of whole layers allow the pipeline to take less: it takes no less than any of its replicas.
-    Of replicas on unlike nodes `lines` has the slowest GPU of each stage, which none of them may have everywhere."""
+def _by_whole_layers(one: Candidates, least: float, enough: float) -> tuple[float, int]:
+    """Raise `least`, below which a candidate is not, up to `enough` by chains of whole layers; and count the looks. It
+    takes no less than any of its replicas. Of replicas on unlike nodes `pipelines` has the slowest GPU of each stage,
+    which none of them may have everywhere."""
+    lines, looks = one.pipelines, 0
     if lines.order is not None or lines.schedule.definition.has_chunks:
-        return True
+        return least, 0
     every = [
         replica.lines.take(np.array([column])) for replica in lines.replicas for column in range(len(replica.lines))
     ]
-    return all(WholeChains.of_pipeline(one, layers).may_be_below(seconds) for one in every or [lines])
+    for alone in every or [lines]:
+        least, more = WholeChains.of_pipeline(alone, one.layers).bound(least, enough, LOOKS)
+        looks += more
+        if least >= enough:
+            break
+    return least, looks

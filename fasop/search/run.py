@@ -149,14 +149,14 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
             if relief is not None and relief.total < WORTH * plans[0].total and inputs.fault(relief) is None:
                 plans = [relief, *plans]
         if args.prove:
-            from fasop.search.closer_bounds import closer_least
+            from fasop.search.closer_bounds import LITTLE, closer_least
 
             plans = prove(plans, progress, inputs.fault)
             fastest = plans[0].total
-            # First less: the same work then goes farther.
+            # First less: the same work then goes farther. All of it takes little, or too much.
             least = max(least, closer_least(spaces, NEARLY * fastest, progress=progress))
             if least >= NEARLY * fastest:
-                least = max(least, closer_least(spaces, fastest, progress=progress))
+                least = max(least, closer_least(spaces, fastest, LITTLE, progress))
         else:
             if 1 - plans[0].gap < CLOSE:
                 plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=0), *plans[1:]], key=by_time)

@@ -1,14 +1,12 @@
 """Whether any order of the nodes, with any whole layers per stage, may take less than some seconds: by dynamic
 programming over chains of waits that turn back at any stage.
 
-All micro-batches pass the slowest stage on the way to stage i one after another. After its last forward pass, stage i
-still has the backward passes of its last r micro-batches, which 1F1B has it hold at most. Their gradients pass the
-slowest stage on the way back one after another, too. So an iteration takes the trip of one micro-batch to stage i and
-back, the longest forward pass of these stages for all other micro-batches, and the longest backward pass r - 1 times.
-Another chain turns with the first backward pass of stage i, before which it has r forward passes; behind it comes what
-any of these stages still has left (`fasop.partition.bounds`). A third one goes to a stage and has all passes of it.
+All micro-batches pass the slowest stage on the way to stage i one after another, and the last one still goes back from
+there. Before its first backward pass, stage i has some forward passes; so there the first gradient waits for as many of
+the slowest stage on the way, and behind it comes what any of these stages still has left (`fasop.partition.bounds`). A
+third chain goes to a stage and has all passes of it.
 
-For these chains the stages before i are known by their longest passes and the most that any has left. So for each
+For these chains the stages before i are known by their longest forward pass and the most that any has left. So for each
 number of layers, and each of those, the shortest trip is found from the first stage on, for all orders at once.
 """
 
@@ -21,17 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.training import Training
 from fasop.search.order_bounds import Units
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.schedule.schedules import PipelineSchedule
 
-RESTS, PASSES = 48, 24
-"""Amounts left, and pairs of longest passes, that are told apart, at most."""
-CLOSE = 1e-11
-"""Seconds by which longest passes may be less than they are."""
+RESTS, FORWARDS = 32, 24
+"""Amounts left, and longest forward passes, that are told apart, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +112,8 @@ class WholeChains:
 
 @dataclass(frozen=True, kw_only=True)
 class _Table:
-    """What stages take with each number of layers, [kinds, stages, layers + 1]; the trips are [passes, rests, layers +
-    1], infinite where none is below `seconds`."""
+    """What stages take with each number of layers, [kinds, stages, layers + 1]; the trips are [forwards, rests,
+    layers + 1], infinite where none is below `seconds`."""
 
     chains: WholeChains
     seconds: float
@@ -125,13 +121,13 @@ class _Table:
     """Whether a stage may have so many layers."""
     trip: Floats
     own: Floats
-    passes: Floats
-    """[2, passes]: the longest forward and backward pass so far, at least."""
+    forwards: Floats
+    """The longest forward pass so far, at least."""
     rests: Floats
     """The longest rest so far, at least: but for the first one, which some stage has of all."""
-    passes_of: Integers
-    rest_of: Integers
+    forward_of: Integers
     """The numbers of a stage's."""
+    rest_of: Integers
 
     @classmethod
     def of(cls, chains: WholeChains, seconds: float) -> _Table | None:
@@ -141,39 +137,35 @@ class _Table:
         def with_layers(part: Linear) -> Floats:
             return part.fixed[..., np.newaxis] + part.layer[..., np.newaxis] * amounts
 
-        forward, backward, trip, own, left, summed = (
-            with_layers(part)
-            for part in (units.forward, units.backward, units.trip, units.own, units.left, units.summed)
+        forward, trip, own, left, summed = (
+            with_layers(part) for part in (units.forward, units.trip, units.own, units.left, units.summed)
         )
         shortest = units.start.min() + layers * units.trip.layer.min() + units.fixed.min(axis=0).sum()
         fits = (summed < seconds) & (shortest + left < seconds)
         if chains.capacity is not None:
             fits &= amounts <= chains.capacity[..., np.newaxis]
-        rests = np.unique(left[fits])
+        rests = distinct(left[fits])
         room = [np.where(fits & (left <= rest), amounts, 0).max(axis=(0, 2)).sum() for rest in rests]
         rests = rests[np.searchsorted(room, layers) :]
         if not len(rests) or not fits.any(axis=(0, 2)).all():
             return None
-        pairs = np.stack([forward[fits], backward[fits]])[:, np.argsort((forward + backward)[fits], kind="stable")]
-        pairs = np.minimum.accumulate(pairs[:, ::-1], axis=1)[:, ::-1]
-        passes = np.unique(np.concatenate([np.zeros((2, 1)), np.floor(pairs * 1e12) / 1e12], axis=1), axis=1)
-        rests, passes = _some(rests, RESTS), _some(passes, PASSES)
-        longer = [part[..., np.newaxis] + CLOSE >= of for part, of in zip((forward, backward), passes, strict=True)]
+        forwards = np.append(0.0, distinct(np.floor(forward[fits] * 1e12) / 1e12))
+        forwards, rests = _some(forwards, FORWARDS), _some(rests, RESTS)
         return cls(
             chains=chains,
             seconds=seconds,
             fits=fits,
             trip=trip,
             own=own,
-            passes=passes,
+            forwards=forwards,
             rests=rests,
-            passes_of=((longer[0] & longer[1]).sum(axis=-1) - 1),
+            forward_of=np.searchsorted(forwards, forward, side="right") - 1,
             rest_of=np.maximum(np.searchsorted(rests, left, side="right") - 1, 0),
         )
 
     def begun(self, start: float) -> Floats:
         """Before the first stage, if such time follows the last one."""
-        found = np.full((self.passes.shape[1], len(self.rests), self.chains.layers + 1), np.inf)
+        found = np.full((len(self.forwards), len(self.rests), self.chains.layers + 1), np.inf)
         found[0, 0, 0] = start
         return found
 
@@ -186,27 +178,23 @@ class _Table:
             for number in np.nonzero(self.fits[kind, stage])[0]:
                 most = self.seconds - self.own[kind, stage, number]
                 before = np.where(trip < most, trip, np.inf)[..., : trip.shape[-1] - number]
-                longest, rest = self.passes_of[kind, stage, number], self.rest_of[kind, stage, number]
+                longest, rest = self.forward_of[kind, stage, number], self.rest_of[kind, stage, number]
                 before = _raised(_raised(before, longest, 0), rest, 1) + self.trip[kind, stage, number]
                 better = found[longest:, rest:, number:]
                 np.minimum(better, before, out=better)
-            turned = int(min(count, schedule.ahead(stages - 1 - stage) + 1))
-            # Weight gradients of the latest micro-batches may still come after the last gradient has left.
-            owed = max(0, schedule.lag(stage) - (count - turned)) * (1 - schedule.input_share)
-            forward, backward = self.passes[:, :, np.newaxis]
-            last = (count - 1) * forward + max(0.0, turned - 1 - owed) * backward
             rests = self.rests if stage == stages - 1 else np.append(0.0, self.rests[1:])
-            before_first = int(min(count, schedule.overlapped(stages - 1 - stage))) - 1
-            after = np.maximum(last, before_first * forward + rests)[..., np.newaxis]
+            forwards = self.forwards[:, np.newaxis]
+            first = int(min(count, schedule.overlapped(stages - 1 - stage))) - 1
+            after = np.maximum((count - 1) * forwards, first * forwards + rests)[..., np.newaxis]
             trip = np.where(found + after < self.seconds, found + within[kind, stage], np.inf)
         return trip
 
 
 def _some(values: Floats, most: int) -> Floats:
     """Choose so many values of all in order, with the first."""
-    if values.shape[-1] <= most:
+    if len(values) <= most:
         return values
-    return values[..., np.linspace(0, values.shape[-1], most, endpoint=False).astype(int)]
+    return values[np.linspace(0, len(values), most, endpoint=False).astype(int)]
 
 
 def _raised(trip: Floats, number: int, axis: int) -> Floats:

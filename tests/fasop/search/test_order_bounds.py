@@ -109,7 +109,7 @@ def test_no_plan_is_below_the_closer_bound_of_orders_that_are_too_many_to_build(
         if len(found) == len(space) and math.isfinite(best):
             assert not space.few
             tried += 1
-            for more in (0.99, 1.0001, 1.5):
+            for more in (0.99, 1.0001, 1.1, 1.5):
                 least = closer_least([space], more * best)
                 assert min(space.least, more * best) <= least <= min(more, 1 + 1e-9) * best, seed
     assert tried > 5

@@ -12,6 +12,8 @@ from tests.fasop.search.test_order_bounds import case_of, every_order
 from tests.support.cases import fewer
 from tests.support.fasop.random_pipelines import all_partitions, random_pipelines
 
+LIMITS = (1 + 1e-9, 1.1, 1.5)
+"""Times the best plan: what is asked of chains depends on the limit."""
 SCHEDULES = (Schedule.zb_h1, Schedule.one_f_one_b, Schedule.gpipe)
 
 
@@ -28,7 +30,7 @@ def test_no_partition_is_below_what_chains_allow_and_often_none_is_allowed_below
             best = np.where(many.fits(table), many.iteration(table), np.inf).min()
             if np.isfinite(best):
                 chains = WholeChains.of_pipeline(one, layers)
-                assert chains.may_be_below(best * (1 + 1e-9)), (seed, column)
+                assert all(chains.may_be_below(more * best) for more in LIMITS), (seed, column)
                 looked_at, tight = looked_at + 1, tight + (not chains.may_be_below(0.999 * best))
     assert tight > 0.15 * looked_at > 20
 
@@ -44,6 +46,6 @@ def test_no_order_of_the_nodes_is_below_what_chains_allow_all_of_them(first: int
                 continue
             every = OrderBounds(options, kinds, 1.2 * best)
             some = [WholeChains.of_orders(options[0], every.most, units) for units in every.merged]
-            assert any(one.may_be_below(best * (1 + 1e-9)) for one in some), seed
+            assert all(any(one.may_be_below(more * best) for one in some) for more in LIMITS), seed
             found, nearer = found + 1, nearer + (not any(one.may_be_below(1.001 * every.least) for one in some))
     assert nearer > 0.2 * found > 2
