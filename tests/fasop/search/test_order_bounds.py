@@ -94,7 +94,7 @@ def test_no_order_with_a_plan_that_is_fast_enough_is_left_out(first: int) -> Non
     assert 100 < fast < listed
 
 
-@pytest.mark.parametrize("first", range(0, fewer(24, 120), 24))
+@pytest.mark.parametrize("first", range(0, fewer(24, 528), 24))
 def test_no_plan_is_below_the_closer_bound_of_orders_that_are_too_many_to_build(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
