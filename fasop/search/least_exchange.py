@@ -66,7 +66,7 @@ class OnLinks(NamedTuple):
 
 
 class LinkBounds:
-    """Of plans on some nodes of these kinds; what does not depend on the numbers of plans is kept."""
+    """Bounds what plans on some nodes of these kinds exchange; what does not depend on their number is kept."""
 
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
         self._kinds = kinds
