@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from difflib import SequenceMatcher
+from collections.abc import Collection, Iterable, Sequence
+from itertools import groupby
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 """Control characters (Unicode's Cc), but for tab and line feed."""
@@ -19,6 +19,18 @@ LONGEST = 4000
 def plural(count: int, noun: str, ending: str = "s") -> str:
     """`1 rank`, `2 ranks`."""
     return f"{count} {noun}{ending if count != 1 else ''}"
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """In ascending order, neighbours together: `0, 2-5, 7`."""
+    numbered = enumerate(sorted(set(ranks)))
+    runs = ([rank for _, rank in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]))
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def numbered(noun: str, numbers: Collection[int]) -> str:
+    """A noun with the numbers that it stands for: `rank 3`, `ranks 0, 2-5`."""
+    return f"{noun}{'s' * (len(numbers) > 1)} {rank_ranges(numbers)}"
 
 
 _TIMES = ((0.001, "ms", 1.0), (1.0, "s", 120.0), (60.0, "min", 7200.0), (3600.0, "h", 48 * 3600.0))
@@ -62,6 +74,7 @@ CLOSE = 0.6
 
 def _likeness(word: str, name: str) -> float:
     """From 0 to 1: of the whole names, or nearly as much of a part of the second (lr is much like train.lr)."""
+    from difflib import SequenceMatcher  # few words are unknown
 
     def ratio(name: str) -> float:
         return SequenceMatcher(None, name, word).ratio()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.reading.values import option, prefix_path, whole
+from conf.reading.parser import option
+from conf.reading.values import prefix_path, whole
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import Journal, work_folder
 from data_prep.files.progress import unchanged

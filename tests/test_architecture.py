@@ -81,7 +81,7 @@ FLOORS = {
         "chats videos",
         "training",
     ],
-    "fasop": ["errors bits", "costs", "simulation", "partition", "search shares", "graphs trainings", "tables"],
+    "fasop": ["errors bits frozen", "costs", "simulation", "partition", "search shares", "graphs trainings", "tables"],
     "fasop/graphs": [
         "graph options",
         "graph_text doubts operators",

@@ -6,33 +6,26 @@ knows where the text stood puts the key before it.
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import math
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from conf.errors import TdppError
 from conf.reading.own_folders import is_file
 from conf.utf8 import is_utf8, shown
-from conf.visible import shortened, visible
 
 MOST_DIGITS = 4000
 """The most digits of a number: Python reads none of more than 4300."""
 
 if TYPE_CHECKING:
-    from _typeshed import SupportsWrite
+    pass
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=StrEnum)
 Reader: TypeAlias = Callable[[str], T]
-
-UNKNOWN = "unrecognized arguments: "
-"""What argparse says before the words that no option and no argument takes."""
 
 
 class NoValue(ValueError):
@@ -71,46 +64,6 @@ def read(key: str, text: str, reader: Reader[T], error: type[TdppError]) -> T:
         return reader(text)
     except NoValue as rule:
         raise error(f"{key}={_shown(text)} {rule}") from rule
-
-
-def option(reader: Reader[T]) -> Reader[T]:
-    """`reader` as argparse takes it, which puts the option before the message."""
-
-    def read_option(text: str) -> T:
-        try:
-            return reader(text)
-        except NoValue as rule:
-            raise argparse.ArgumentTypeError(f"{text!r} {rule}") from rule
-
-    return read_option
-
-
-class Parser(argparse.ArgumentParser):
-    """One whose messages a terminal can show, whatever words they quote."""
-
-    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
-        """Prints argparse's help, which drops what finds no room."""
-        (file or sys.stdout).write(self.format_help())
-
-    def error(self, message: str) -> NoReturn:
-        """In one line: the usage, which argparse prints as well, is what --help is for."""
-        message = re.sub(r"ignored explicit argument ('.*')$", r"takes no value, and \1 is one", message)
-        self.exit(2, visible(shortened(f"{self.prog}: error: {message}; {self._way_out(message)}")) + "\n")
-
-    def _way_out(self, message: str) -> str:
-        _, unknown, words = message.partition(UNKNOWN)
-        word = words.split(" ")[0].partition("=")[0] if unknown else ""
-        near = difflib.get_close_matches(word, {*_options(self)}, cutoff=0.7) if word.startswith("-") else []
-        return f"did you mean {' or '.join(near)}?" if near else f"see '{self.prog} --help'"
-
-
-def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """The options of a parser and of the commands below it."""
-    for action in parser._actions:
-        yield from action.option_strings
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                yield from _options(below)
 
 
 def prefix_path(text: str) -> Path:

@@ -9,11 +9,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conf.errors import ConfigError, UsageError
-from conf.reading.values import MOST_DIGITS, Parser
+from conf.reading.values import MOST_DIGITS
 from conf.utf8 import is_utf8, shown
+
+if TYPE_CHECKING:
+    from conf.reading.parser import Parser
 
 
 def in_word(value: Any) -> str:
@@ -47,9 +50,7 @@ _OF_SWEEPER = re.compile(r"[+~]*hydra(?:/sweeper(?:/\w+)?|\.sweeper(?:\.\w+)+)="
 _UNSEEN = re.compile(r"_target_|sweeper\.(?:custom_search_space|search_space|params)\b")
 """In a word of the sweeper: a function that would be called here, or words that nobody would check."""
 _NUMBER = r"\s*(?:start\s*=|stop\s*=|step\s*=)?\s*(?P<{}>[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?)\s*"
-_RANGE = re.compile(
-    rf"range\({_NUMBER.format('a')}(?:,{_NUMBER.format('b')})?(?:,{_NUMBER.format('c')})?\)", re.IGNORECASE
-)
+_RANGE = rf"range\({_NUMBER.format('a')}(?:,{_NUMBER.format('b')})?(?:,{_NUMBER.format('c')})?\)"
 _OPENED = dict.fromkeys("[{(", 1) | dict.fromkeys("]})", -1)
 
 
@@ -83,8 +84,10 @@ def check_words(words: Sequence[str]) -> None:
 
 def _in_ranges(word: str) -> float:
     """How many values the ranges of a sweep have, which Hydra would write out; 0 without any."""
+    if "range(" not in word.lower():
+        return 0.0
     counts = [0.0]
-    for found in _RANGE.finditer(word):
+    for found in re.finditer(_RANGE, word, re.IGNORECASE):
         start, stop, step = (float(found[group] or default) for group, default in (("a", 0), ("b", 0), ("c", 1)))
         if found["b"] is None:
             start, stop = 0.0, start
@@ -101,6 +104,8 @@ _COMPOSED = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpat
 
 def parser() -> Parser:
     """One that takes what Hydra takes, apart from what tdpp decides itself, and `--full`."""
+    from conf.reading.parser import Parser  # most commands are words alone
+
     made = Parser(prog="tdpp launch", add_help=False)
     made.add_argument("words", nargs="*")
     made.add_argument("-m", "--multirun", action="store_true")

@@ -9,11 +9,10 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -308,15 +307,3 @@ class RunDir(RunFiles):
 
     def write_json(self, path: Path, value: Any) -> None:
         write_atomic(path, json.dumps(value, indent=1) + "\n")
-
-
-def rank_ranges(ranks: Iterable[int]) -> str:
-    """In ascending order, neighbours together: `0, 2-5, 7`."""
-    numbered = enumerate(sorted(set(ranks)))
-    runs = ([rank for _, rank in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0]))
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-
-
-def numbered(noun: str, numbers: Collection[int]) -> str:
-    """A noun with the numbers that it stands for: `rank 3`, `ranks 0, 2-5`."""
-    return f"{noun}{'s' * (len(numbers) > 1)} {rank_ranges(numbers)}"

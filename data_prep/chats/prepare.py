@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.reading.values import option, whole
+from conf.reading.parser import option
+from conf.reading.values import whole
 from conf.visible import plural
 from data_prep.chats.encode import Encoder, special_tokens
 from data_prep.chats.template import template_of

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
-from conf.reading.values import NoValue, option
+from conf.reading.parser import option
+from conf.reading.values import NoValue
 from conf.visible import plural
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import TARS

@@ -10,7 +10,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from conf.reading.values import above_0, option, whole
+from conf.reading.parser import option
+from conf.reading.values import above_0, whole
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
 from data_prep.files.journal import Journal, publish

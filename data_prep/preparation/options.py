@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from conf.reading.values import option, prefix_path, whole
+from conf.reading.parser import option
+from conf.reading.values import prefix_path, whole
 from conf.visible import plural
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.journal import work_folder_of

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
-from conf.reading.values import option, whole
+from conf.reading.parser import option
+from conf.reading.values import whole
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import publish
 from data_prep.files.progress import hashes, shown

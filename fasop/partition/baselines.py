@@ -7,6 +7,7 @@ import numpy as np
 from conf.schema.values.partition import Partition
 from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.partition.least_sum import amp_of_heterogeneous_layers
+from fasop.simulation.linear import Layers, Linear
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9
@@ -26,24 +27,25 @@ def minmax(pipelines: Pipelines, layers: int) -> Integers:
     found = even(pipelines, layers)
     active = np.arange(len(pipelines)) if pipelines.parts_count > 1 else np.arange(0)
     while len(active):
-        lines, here = pipelines.take(active), found[:, active]
-        parts = _both(lines, here)
+        passes = pipelines.forward.take(active), pipelines.backward.take(active)
+        here = found[:, active]
+        parts = _both(passes, pipelines.counted(here))
         every = np.arange(len(active))
         source, target = np.argmax(parts, axis=0), np.argmin(parts, axis=0)
         moved, some = here.copy(), here[source, every] > 0
         moved[source, every] -= some
         moved[target, every] += some
-        largest = _both(lines, moved).max(axis=0)
+        largest = _both(passes, pipelines.counted(moved)).max(axis=0)
         gained = (here[source, every] > 1) & (largest < parts.max(axis=0))
         active = active[gained]
         found[:, active] = moved[:, gained]
     return found
 
 
-def _both(lines: Pipelines, partitions: Integers) -> Floats:
+def _both(passes: tuple[Linear, Linear], counted: Layers) -> Floats:
     """[parts, pipelines]: seconds of forward and backward pass."""
-    counted = lines.counted(partitions)
-    return lines.forward.of(counted) + lines.backward.of(counted)
+    forward, backward = passes
+    return forward.of(counted) + backward.of(counted)
 
 
 def amp(pipelines: Pipelines, layers: int) -> Integers:

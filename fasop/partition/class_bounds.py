@@ -85,9 +85,10 @@ def in_whole(stages: Integers | Floats, trip: Floats, left: Floats, layers: int)
     room = np.floor(levels[..., np.newaxis] / np.maximum(left, TINY)[:, np.newaxis] + ROUNDING)
     room = np.where(left[:, np.newaxis] > 0, room, layers) * stages[:, np.newaxis]
     filled = np.minimum(np.cumsum(room, axis=2), layers)
-    held = np.diff(filled, axis=2, prepend=0)
-    seconds = levels + (held * trip[:, np.newaxis]).sum(axis=2)
-    least: Floats = np.where(filled[..., -1] == layers, seconds, np.inf).min(axis=1)
+    full = filled[..., -1] == layers
+    filled[..., 1:] -= filled[..., :-1].copy()
+    seconds = levels + (filled * trip[:, np.newaxis]).sum(axis=2)
+    least: Floats = np.where(full, seconds, np.inf).min(axis=1)
     return least
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
@@ -407,6 +406,8 @@ def _require_same_blocks(training: Training, cfg: DictConfig | Plain, counted: i
 
 def _meant(words: Sequence[str]) -> Iterator[str]:
     """The search's own words that come near to words which may be misspelt."""
+    from difflib import get_close_matches
+
     for word in words:
         key = word.partition("=")[0].lstrip("+-")
         if near := get_close_matches(key, WORDS, n=1, cutoff=0.75):

@@ -4,7 +4,7 @@ is handed out of new weights; seconds."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
+from fasop.frozen import replace
 from fasop.simulation.on_nodes import Nodes, exchanged_on, handing_out
 
 
@@ -197,12 +198,11 @@ class LinkBounds:
 
 def of_any_stage(seconds: Floats, gpus: Integers, width: int) -> Floats:
     """What any stage takes at least, of so many GPUs: the slowest of its kinds counts, and those that take less have no
-    more GPUs than that. `seconds` are [kinds, …], and `gpus` those of each kind."""
+    more GPUs than that. `seconds` are [kinds] or [kinds, layers], and `gpus` those of each kind."""
     order = np.argsort(seconds, axis=0, kind="stable")
     enough = np.argmax(np.cumsum(gpus[order], axis=0) >= width, axis=0)
-    slowest = np.take_along_axis(order, enough[np.newaxis], axis=0)
-    found: Floats = np.take_along_axis(seconds, slowest, axis=0)[0]
-    return found
+    every = () if seconds.ndim == 1 else (np.arange(seconds.shape[1]),)
+    return np.asarray(seconds[(order[(enough, *every)], *every)])
 
 
 def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float:

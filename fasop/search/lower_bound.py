@@ -9,7 +9,6 @@ replicas. The chains of waits are those of `fasop.partition.bounds`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.schedules import filling, passes_left
 from fasop.costs.training import Training
+from fasop.frozen import replace
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
 from fasop.search.least_exchange import LinkBounds, of_any_stage
 from fasop.simulation.on_nodes import times_on
@@ -156,8 +156,10 @@ class LowerBounds:
             for number in np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]:
                 exposed[number] = of_any_stage(exposed[number], gpus[number], width[number, 0])
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
+        stages = np.cumsum(gpus, axis=1) // width
+        stages[:, 1:] -= stages[:, :-1].copy()
         return Classes(
-            stages=np.diff(np.cumsum(gpus, axis=1) // width, axis=1, prepend=0),
+            stages=stages,
             shares=gpus / width,
             trip=suffix_min(forward + way.schedule.definition.input_share * backward),
             both=forward + backward,

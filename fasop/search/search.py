@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -21,6 +21,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
+from fasop.frozen import replace
 from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
 from fasop.search.plan import Fault, Plan, by_time, no_fault
 from fasop.search.space.candidates import Candidates, Space

@@ -4,6 +4,8 @@
 
 Sums and maxima are those of the arrays there, in the order in which each stage takes them, so times are equal to the
 last bit. Kinds of passes are numbers of `fasop.simulation.steps.Pass`.
+
+Results are returned as the arrays that they were made as (`base`): to make an array of a memoryview takes numpy longer.
 """
 
 import numpy as np
@@ -122,22 +124,33 @@ def ordered(lists, int chunks):
         for own in (3, 4):
             if rows[found, own] >= 0:
                 rows[found, own] = rows[found, own] * depth + m
-    return np.asarray(rows), 2 * parts * depth
+    return rows.base, 2 * parts * depth
 
 
 cdef class _Pipeline:
     """The times of one pipeline, and where its actions stand."""
 
     cdef int stages, parts, queues
-    cdef double[:, ::1] compute, send, busy
-    cdef double[::1] now, messages, free
+    cdef double[::1] space
+    cdef double *compute
+    cdef double *send
+    cdef double *busy
+    cdef double *now
+    cdef double *messages
+    cdef double *free
     cdef int[:, ::1] link
 
     def __init__(self, int stages, int parts, int slots, link):
         self.stages, self.parts, self.queues = stages, parts, link is not None
-        self.compute, self.send, self.busy = np.empty((4, parts)), np.empty((2, stages)), np.zeros((2, parts))
-        self.now, self.messages, self.free = np.empty(stages), np.zeros(slots), np.empty(2 * stages)
-        self.link = np.zeros((2, stages), np.intc) if link is None else link
+        self.space = np.zeros(6 * parts + 5 * stages + slots)
+        self.compute = &self.space[0]
+        self.send = self.compute + 4 * parts
+        self.busy = self.send + 2 * stages
+        self.now = self.busy + 2 * parts
+        self.free = self.now + stages
+        self.messages = self.free + 2 * stages
+        if self.queues:
+            self.link = link
 
     cdef void load(
         self, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
@@ -146,13 +159,12 @@ cdef class _Pipeline:
         cdef int kind, at
         for kind in range(4):
             for at in range(self.parts):
-                self.compute[kind, at] = compute[kind, at, column]
+                self.compute[kind * self.parts + at] = compute[kind, at, column]
         for kind in range(2):
             for at in range(self.stages):
-                self.send[kind, at] = send[kind, at, column]
-            if self.queues:
-                for at in range(self.parts):
-                    self.busy[kind, at] = busy[kind, at, column]
+                self.send[kind * self.stages + at] = send[kind, at, column]
+            for at in range(self.parts if self.queues else 0):
+                self.busy[kind * self.parts + at] = busy[kind, at, column]
         for at in range(self.stages):
             self.now[at] = start[at, column]
         for at in range(2 * self.stages):
@@ -164,19 +176,15 @@ cdef class _Pipeline:
         cdef Py_ssize_t number
         cdef int kind, stage, part, way, link
         cdef double done, begin, message
-        cdef bint notes = len(waited) > 0
         for number in range(len(actions)):
             kind, stage, part = actions[number, 0], actions[number, 1], actions[number, 2]
             done = self.now[stage]
             if actions[number, 3] >= 0:
                 message = self.messages[actions[number, 3]]
-                if notes:
-                    waited[number] = message > done
+                waited[number] = message > done
                 if message > done:
                     done = message
-            elif notes:
-                waited[number] = False
-            done += self.compute[kind, part]
+            done += self.compute[kind * self.parts + part]
             self.now[stage] = done
             if kind == WEIGHT:
                 continue
@@ -185,25 +193,36 @@ cdef class _Pipeline:
                 link = self.link[way, stage]
                 if self.free[link] > begin:
                     begin = self.free[link]
-                self.free[link] = begin + self.busy[way, part]
-                if notes:
-                    queued[number] = begin > done
-            self.messages[actions[number, 4]] = begin + self.send[way, stage]
+                self.free[link] = begin + self.busy[way * self.parts + part]
+                queued[number] = begin > done
+            self.messages[actions[number, 4]] = begin + self.send[way * self.stages + stage]
 
 
 cdef class _Together:
     """Several pipelines at once, which take hardly longer than one: [rows, LANES] each."""
 
     cdef int stages, parts, queues
-    cdef double[:, ::1] compute, send, busy, now, messages, free
+    cdef double[::1] space
+    cdef double *compute
+    cdef double *send
+    cdef double *busy
+    cdef double *now
+    cdef double *messages
+    cdef double *free
     cdef int[:, ::1] link
 
     def __init__(self, int stages, int parts, int slots, link):
+        """Vectors of all lanes begin with a line of the cache."""
         self.stages, self.parts, self.queues = stages, parts, link is not None
-        self.compute, self.send, self.busy, self.now, self.messages, self.free = (
-            _lanes(rows) for rows in (4 * parts, 2 * stages, 2 * parts, stages, slots, 2 * stages)
-        )
-        self.link = np.zeros((2, stages), np.intc) if link is None else link
+        self.space = np.zeros(LANES * (6 * parts + 5 * stages + slots + 1))
+        self.compute = &self.space[LANES - <Py_ssize_t>&self.space[0] % (8 * LANES) // 8]
+        self.send = self.compute + LANES * 4 * parts
+        self.busy = self.send + LANES * 2 * stages
+        self.now = self.busy + LANES * 2 * parts
+        self.messages = self.now + LANES * stages
+        self.free = self.messages + LANES * slots
+        if self.queues:
+            self.link = link
 
     cdef void load(
         self, Py_ssize_t lane, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
@@ -212,36 +231,30 @@ cdef class _Together:
         cdef int kind, at
         for kind in range(4):
             for at in range(self.parts):
-                self.compute[kind * self.parts + at, lane] = compute[kind, at, column]
+                self.compute[LANES * (kind * self.parts + at) + lane] = compute[kind, at, column]
         for kind in range(2):
             for at in range(self.stages):
-                self.send[kind * self.stages + at, lane] = send[kind, at, column]
+                self.send[LANES * (kind * self.stages + at) + lane] = send[kind, at, column]
             for at in range(self.parts if self.queues else 0):
-                self.busy[kind * self.parts + at, lane] = busy[kind, at, column]
+                self.busy[LANES * (kind * self.parts + at) + lane] = busy[kind, at, column]
         for at in range(self.stages):
-            self.now[at, lane] = start[at, column]
+            self.now[LANES * at + lane] = start[at, column]
 
     cdef void change(self, Py_ssize_t lane, const double[:, :, :] compute, int part, Py_ssize_t column) noexcept:
         """What one part takes."""
         cdef int kind
         for kind in range(4):
-            self.compute[kind * self.parts + part, lane] = compute[kind, part, column]
+            self.compute[LANES * (kind * self.parts + part) + lane] = compute[kind, part, column]
 
     cdef void replay(self, const int[:, ::1] actions) noexcept:
         """As `_Pipeline.replay` does, without notes."""
-        self.free[:] = -INFINITY
+        cdef int at
+        for at in range(2 * LANES * self.stages):
+            self.free[at] = -INFINITY
         REPLAYED(
-            &actions[0, 0], actions.shape[0], self.parts, self.stages, &self.now[0, 0], &self.compute[0, 0],
-            &self.messages[0, 0], &self.send[0, 0], &self.free[0, 0], &self.busy[0, 0],
-            &self.link[0, 0] if self.queues else NULL,
+            &actions[0, 0], actions.shape[0], self.parts, self.stages, self.now, self.compute, self.messages,
+            self.send, self.free, self.busy, &self.link[0, 0] if self.queues else NULL,
         )
-
-
-def _lanes(int rows):
-    """[rows, LANES], where vectors of all lanes begin with a line of the cache."""
-    space = np.zeros(LANES * (rows + 1))
-    first = -space.ctypes.data % (8 * LANES) // 8
-    return space[first : first + LANES * rows].reshape(rows, LANES)
 
 
 def ends(
@@ -261,25 +274,15 @@ def ends(
     cdef int stages = start.shape[0], parts = compute.shape[1], stage
     cdef Py_ssize_t column, lane, pipelines = start.shape[1]
     cdef double[:, ::1] found = np.empty((stages, pipelines))
-    cdef unsigned char[::1] nothing
-    cdef _Pipeline one
-    cdef _Together some
-    if pipelines < 3:
-        one, nothing = _Pipeline(stages, parts, slots, link), np.empty(0, np.uint8)
-        for column in range(pipelines):
-            one.load(compute, send, start, busy, column)
-            one.replay(actions, nothing, nothing)
-            found[:, column] = one.now
-        return np.asarray(found)
-    some = _Together(stages, parts, slots, link)
+    cdef _Together some = _Together(stages, parts, slots, link)
     for column in range(0, pipelines, LANES):
         for lane in range(LANES):
             some.load(lane, compute, send, start, busy, min(column + lane, pipelines - 1))
         some.replay(actions)
         for stage in range(stages):
             for lane in range(min(LANES, pipelines - column)):
-                found[stage, column + lane] = some.now[stage, lane]
-    return np.asarray(found)
+                found[stage, column + lane] = some.now[LANES * stage + lane]
+    return found.base
 
 
 def moved(
@@ -309,13 +312,13 @@ def moved(
                 some.change(lane, compute[1], source[before], column)
                 some.change(lane, compute[1], target[before], column)
                 for stage in range(stages):
-                    some.now[stage, lane] = start[1, stage, column]
+                    some.now[LANES * stage + lane] = start[1, stage, column]
             else:
                 some.load(lane, compute[1], send, start[1], busy, column)
             some.change(lane, compute[0], source[number], column)
             some.change(lane, compute[2], target[number], column)
             if off != onto:
-                some.now[off, lane], some.now[onto, lane] = start[0, off, column], start[2, onto, column]
+                some.now[LANES * off + lane], some.now[LANES * onto + lane] = start[0, off, column], start[2, onto, column]
         some.replay(actions)
         for lane in range(min(LANES, moves - move)):
             number = move + lane
@@ -323,12 +326,12 @@ def moved(
             last, ends = -INFINITY, -INFINITY
             for stage in range(stages):
                 changed = 1 if off == onto else 0 if stage == off else 2 if stage == onto else 1
-                own = some.now[stage, lane] + exposed[changed, stage, column]
+                own = some.now[LANES * stage + lane] + exposed[changed, stage, column]
                 last = max(last, own)
                 if stage == 0 or stage == stages - 1:
                     ends = max(ends, own)
             found[number] = max(last, ends + embedding[column])
-    return np.asarray(found)
+    return found.base
 
 
 def longest(
@@ -356,7 +359,8 @@ def longest(
             here[stage] = behind[stage] = behind[stages + stage] = 0
         total[column] = one.now[last]
         end[last, column] = here[last] = 1
-        one.messages[:] = 0
+        for number in range(slots):
+            one.messages[number] = 0
         for number in range(len(actions) - 1, -1, -1):
             kind, stage = actions[number, 0], actions[number, 1]
             way = 0 if kind == FORWARD else 1
@@ -378,7 +382,7 @@ def longest(
                 one.messages[actions[number, 3]] = on_path if waited[number] else 0
         for stage in range(stages):
             begun[stage, column] = here[stage]
-    return np.asarray(passes[0]), np.asarray(passes[1]), np.asarray(begun), np.asarray(end), np.asarray(total)
+    return *passes.base, begun.base, end.base, total.base
 
 
 cdef enum:
@@ -441,7 +445,7 @@ def rank_steps(lists, const int[:, ::1] places, const int[::1] tensors, const in
     for rank in range(ranks):
         if at[rank] < ends[rank]:
             raise ValueError("the schedule deadlocks")
-    return np.asarray(steps)[:found].copy()
+    return steps.base[:found].copy()
 
 
 def column_ends(
@@ -491,7 +495,7 @@ def column_ends(
                     leaves = here[column] if here[column] > free[column] else free[column]
                     free[column] = leaves + holds[column]
                     there[column] = leaves + takes[column]
-    return np.asarray(now)
+    return now.base
 
 
 def chain_of_trip(
@@ -565,7 +569,7 @@ def chain_of_trip(
                 if of_kind > found[2, row, s]:
                     found[2, row, s] = of_kind
                     found[3, row, s] = passes * there_end + back * end_backward[row, s]
-    return np.asarray(found)
+    return found.base
 
 
 cdef double _sum(const double* values, Py_ssize_t count) noexcept nogil:
@@ -614,4 +618,4 @@ def mean_of_rows(
             lowest = min(lowest, trip[row, s] + weights[s] * layer[row, s])
             costs[s] = weights[s] * fixed[row, s]
         found[row] = work * lowest + _sum(&costs[0], stages)
-    return np.asarray(found)
+    return found.base

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
@@ -30,6 +30,7 @@ from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.schedules import chunks_in_flight, filling
 from fasop.costs.training import PlacedTraining, Training
+from fasop.frozen import replace
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Hops, Messages, PlacedLinks, gathering_in_groups, on_pairs, scattered

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, rolled
+from fasop.frozen import replace
 from fasop.simulation import vectorised
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Layers, Linear
 from fasop.simulation.loaded import PartitionedPipelines, Parts
@@ -89,6 +90,8 @@ class Pipelines:
 
     def take(self, columns: Integers) -> Pipelines:
         """Some of them, or some of them several times."""
+        if len(columns) == len(self) and (columns == np.arange(len(columns))).all():
+            return self
         return replace(
             self,
             forward=self.forward.take(columns),
@@ -154,7 +157,7 @@ class Pipelines:
         held = self._of_stages(counted)
         hop, busy = self.messages(layers)
         hop_back, busy_back = (hop, busy) if self.back is None else self.messages_back(layers)
-        back, one_way_out = np.roll(hop_back, 1, axis=0), self.one_way_out
+        back, one_way_out = rolled(hop_back, 1, 0), self.one_way_out
         return PartitionedPipelines(
             schedule=self.schedule,
             micro_batches=self.micro_batches,
@@ -168,7 +171,7 @@ class Pipelines:
             ),
             traffic=Traffic(
                 forward=busy,
-                backward=back if busy_back is hop_back else np.roll(busy_back, 1, axis=0),
+                backward=back if busy_back is hop_back else rolled(busy_back, 1, 0),
                 one_way_out=np.full(self.stages, self.stages == 2) if one_way_out is None else one_way_out,
             ),
             exposed=self.exposed(held),

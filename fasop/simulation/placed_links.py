@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs import sizes
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.heterogeneous_placement import HeterogeneousPlacement
@@ -146,7 +146,7 @@ def gathering_in_groups(kinds: Sequence[NodeKind], orders: Integers, training: T
     factors = [kind.factors.messages for kind in kinds]
     times = np.array([[f * one.latency_s, f * one.s_per_byte] for f, one in zip(factors, links, strict=True)])
     slowest = np.maximum.reduceat(times[orders.T[stages.nodes]], stages.starts, axis=0)
-    sides: Floats = np.maximum(slowest, np.roll(slowest, -1, axis=0))
+    sides: Floats = np.maximum(slowest, rolled(slowest, -1, 0))
     return Link(latency_s=sides[..., 0], s_per_byte=sides[..., 1])
 
 

@@ -12,8 +12,8 @@ Where `fasop.simulation.compiled` was built, it does the same in much less time,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,13 +129,11 @@ def may_queue(schedule: Schedule, times: Times, traffic: Traffic) -> NDArray[np.
     gradients to send, and the last one no activations.
     """
     stages, columns = times.start.shape
-    forward, backward = (
-        kind.reshape(-1, stages, kind.shape[1]).min(axis=0)
-        for kind in (times.forward, schedule.definition.input_share * times.backward)
-    )
-    sends = (
-        [slice(0, stages), slice(0, stages)] if len(forward) < len(times.forward) else [slice(0, -1), slice(1, None)]
-    )
+    forward, backward = times.forward, schedule.definition.input_share * times.backward
+    sends = [slice(0, -1), slice(1, None)]
+    if len(forward) > stages:
+        forward, backward = (kind.reshape(-1, stages, kind.shape[1]).min(axis=0) for kind in (forward, backward))
+        sends = [slice(0, stages), slice(0, stages)]
     queued: NDArray[np.bool_] = np.zeros(columns, bool)
     for passing, busy, where in zip((forward, backward), (traffic.forward, traffic.backward), sends, strict=True):
         queued |= (busy[where] > passing[where]).any(axis=0)
@@ -217,20 +215,24 @@ class _Links:
 
     def __init__(self, times: Times, traffic: Traffic) -> None:
         stages, columns = times.start.shape
-        chunks = len(times.forward) // stages
-        self.busy = (np.tile(traffic.forward, (chunks, 1)), np.tile(traffic.backward, (chunks, 1)))
+        parts = len(times.forward)
+        self.busy = np.empty((2, parts, columns))
         """For each direction, [parts, pipelines]: how long a message occupies its link."""
-        self.busy[0][-1] = self.busy[1][0] = 0.0  # the last part sends nothing forward, and the first nothing back
-        one_way_out = traffic.one_way_out.copy()
-        if chunks == 1:
-            one_way_out[[0, -1]] = one_way_out[1:-1].all()  # they have one neighbour alone
-        every = np.arange(stages)
-        self.of = (every, np.where(one_way_out, every, stages + every))
-        """[stages]: numbers of the links forward and backward."""
-        forward = np.full((stages, columns), -np.inf)
-        self.free = (forward, forward if one_way_out.all() else forward.copy())
+        by_chunk = self.busy.reshape(2, -1, stages, columns)
+        by_chunk[0], by_chunk[1] = traffic.forward, traffic.backward
+        self.busy[0, -1] = self.busy[1, 0] = 0.0  # the last part sends nothing forward, and the first nothing back
+        self._one_way_out = traffic.one_way_out.copy()
+        if parts == stages:
+            self._one_way_out[[0, -1]] = self._one_way_out[1:-1].all()  # they have one neighbour alone
+        self.of = np.arange(2 * stages, dtype=np.intc).reshape(2, -1)
+        """[2, stages]: numbers of the links forward and backward."""
+        np.copyto(self.of[1], self.of[0], where=self._one_way_out)
+
+    @cached_property
+    def free(self) -> tuple[Floats, Floats]:
         """[stages, pipelines]: when the links forward and backward are free, the same array where they are one."""
-        self._both = np.nonzero(one_way_out)[0] if 0 < one_way_out.sum() < stages else None
+        forward = np.full((len(self._one_way_out), self.busy.shape[2]), -np.inf)
+        return forward, forward if self._one_way_out.all() else forward.copy()
 
     def begin(self, kind: Pass, stages: slice, parts: slice, made: Floats, out: Floats) -> Floats:
         """When links begin with messages that are made at these times, in the place of `out`."""
@@ -238,8 +240,8 @@ class _Links:
         free = self.free[way][stages]
         np.maximum(made, free, out=out)
         np.add(out, self.busy[way][parts], out=free)
-        if self._both is not None:
-            self.free[1 - way][self._both] = self.free[way][self._both]
+        if not self._one_way_out.all():
+            self.free[1 - way][self._one_way_out] = self.free[way][self._one_way_out]
         return out
 
 
@@ -280,8 +282,7 @@ def _longest(
     then back. Without `traffic` no message waits for a link."""
     links = None if traffic is None else _Links(times, traffic)
     if compiled is not None:
-        shares = np.array([SHARES[kind] for kind in Pass])
-        return Longest(*compiled.longest(*_compiled(schedule, micro_batches, times, links), after, shares))
+        return Longest(*compiled.longest(*_compiled(schedule, micro_batches, times, links), after, _SHARES))
     plan, compute, send = _prepared(schedule, micro_batches, times)
     now = times.start.copy()
     messages = np.zeros((plan.slots, *now.shape[1:]))
@@ -348,11 +349,9 @@ def _compiled(
     """Return the arguments of `compiled.ends`; `compute` is `_compute(times)`, where it is known."""
     stages, pipelines = times.start.shape
     actions, slots = _actions(schedule, stages, len(times.forward) // stages, micro_batches)
-    send, busy = np.empty((2, stages, pipelines)), np.empty((2, 0 if links is None else len(times.forward), pipelines))
+    send = np.empty((2, stages, pipelines))
     send[0], send[1] = times.send_forward, times.send_backward
-    if links is not None:
-        busy[0], busy[1] = links.busy
-    of_links = None if links is None else np.array(links.of, np.intc)
+    busy, of_links = (np.empty((2, 0, pipelines)), None) if links is None else (links.busy, links.of)
     compute = _compute(times) if compute is None else compute
     return actions, slots, compute, send, times.start, busy, of_links
 
@@ -365,9 +364,14 @@ def _compute(times: Times) -> Floats:
     return found
 
 
+_SHARES = np.array([SHARES[kind] for kind in Pass])
+_ROW: Any = np.dtype((np.intc, 3))
+
+
 @lru_cache(maxsize=4096)
 def _actions(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> tuple[Integers32, int]:
     """All actions of an iteration, as `compiled.ordered` returns them."""
     lists = (schedule.definition.passes(stage, stages, chunks, micro_batches) for stage in range(stages))
-    numbers = [np.array([(PASSES[kind], m, chunk) for kind, m, chunk in own], np.intc) for own in lists]
-    return compiled.ordered(numbers, chunks)
+    number = {kind: int(of) for kind, of in PASSES.items()}
+    rows = [np.fromiter(((number[kind], m, chunk) for kind, m, chunk in own), _ROW, len(own)) for own in lists]
+    return compiled.ordered(rows, chunks)

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conf.reading.values import option, whole
+from conf.reading.parser import option
+from conf.reading.values import whole
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.errors import LaunchError

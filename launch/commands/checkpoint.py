@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conf.errors import RunFolderError
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.run_folder.run_folders import run_around
 from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import add_runs_dir

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from conf.compose import read_experiment
 from conf.errors import TdppError
-from conf.reading.values import Parser, not_negative, option
+from conf.reading.parser import Parser, option
+from conf.reading.values import not_negative
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from conf.schema.containers import IMAGE_SUFFIX

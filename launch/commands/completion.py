@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from conf.errors import TdppError
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.reading.words import CONFIG_DIR, FULL
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir

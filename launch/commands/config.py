@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from conf.errors import ConfigError
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.reference import Key, found, parts, unit_of
 from conf.visible import nearest, shortened
 from launch.screen import print_table

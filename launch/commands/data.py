@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from conf.reading.files import check_writable, write_whole
-from conf.reading.values import Parser, from_0, option, prefix_path, whole
+from conf.reading.parser import Parser, option
+from conf.reading.values import from_0, prefix_path, whole
 from conf.visible import plural
 from data_prep.chats import check as chats_check
 from data_prep.chats import prepare as chats

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from conf.compose import compose_unchecked
 from conf.errors import TdppError
-from conf.reading.values import Parser, above_0, option
+from conf.reading.parser import Parser, option
+from conf.reading.values import above_0
 from conf.run_folder.gpu_lines import GpuEntry, entries
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from conf.reading.values import Parser, option, whole
+from conf.reading.parser import Parser, option
+from conf.reading.values import whole
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.commands.bleu import LACKING, Bleu, bleu_of

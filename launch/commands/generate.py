@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conf.reading.values import Parser, from_0, not_negative, option, whole
+from conf.reading.parser import Parser, option
+from conf.reading.values import from_0, not_negative, whole
 from launch.commands.run_arguments import add_run, chosen_run
 from launch.commands.translate import add_checkpoint, require_torch
 from launch.errors import of_engine

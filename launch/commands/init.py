@@ -9,7 +9,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from conf.reading.values import NoValue, Parser, above_0, option
+from conf.reading.parser import Parser, option
+from conf.reading.values import NoValue, above_0
 from launch.commands import init_model
 from launch.commands.init_model import check_composes, checked_name, free_path, write_all
 from launch.errors import LaunchError

@@ -11,7 +11,8 @@ from pathlib import Path
 from conf.compose import compose, compose_unchecked, to_object
 from conf.reading.files import Scratch, why_not_kept, write_whole
 from conf.reading.own_folders import SHIPPED, SUFFIX, path_of
-from conf.reading.values import Parser, option, whole
+from conf.reading.parser import Parser, option
+from conf.reading.values import whole
 from conf.schema.experiment import Model
 from launch.errors import LaunchError
 from launch.init.yaml_text import model_text

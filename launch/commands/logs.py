@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from conf.errors import RunFolderError
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.run_folder.log_lines import WIDTH, for_people
 from conf.run_folder.run_files import opened
 from conf.run_folder.rundir import RunDir

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.reading.files import write_whole
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.visible import nearest, plural, visible
 from launch.commands.run_arguments import add_runs_dir, runs_folder
 from launch.errors import LaunchError

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conf.errors import TdppError
-from conf.reading.values import NoValue, Parser, option, port, whole
+from conf.reading.parser import Parser, option
+from conf.reading.values import NoValue, port, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.schema.profile import Tracker
 from conf.visible import visible

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from conf.errors import RunFolderError
-from conf.reading.values import NoValue, above_0, option, whole
+from conf.reading.parser import option
+from conf.reading.values import NoValue, above_0, whole
 from conf.run_folder.run_folders import usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from launch.judge.state import State

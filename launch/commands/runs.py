@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from conf.errors import ClosedError, RunFolderError
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, visible

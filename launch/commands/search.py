@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -150,6 +149,8 @@ def validate(args: Arguments) -> int:
 
 def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
     """Says where a run on this machine shares CPUs, as `shared_cpus` does."""
+    import socket
+
     from launch.commands.launching.preflight import shared_cpus
 
     here = (run.read_object(run.provenance, ()) or {}).get("host") == socket.gethostname()

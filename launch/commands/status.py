@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.run_arguments import add_run, add_watch, chosen_run, parsed
 from launch.judge.findings import Findings, findings

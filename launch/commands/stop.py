@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from conf.errors import RunFolderError
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, visible
 from launch.commands.run_arguments import add_run, chosen_run

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from conf.errors import RunFolderError
-from conf.reading.values import Parser
+from conf.reading.parser import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.bleu import add_bleu, print_bleu, require_bleu
 from launch.commands.run_arguments import add_run, chosen_run

@@ -7,8 +7,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from conf.run_folder.rundir import numbered
-from conf.visible import shortened
+from conf.visible import numbered, shortened
 from launch.judge.evidence import FULL_DISK, disk_is_full
 from launch.observe.observation import Observation, SeenNode
 from launch.screen import one_line

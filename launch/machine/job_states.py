@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from conf.run_folder.rundir import rank_ranges
+from conf.visible import rank_ranges
 
 
 def expanded(nodelist: str = "") -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from conf.compose import read_experiment
 from conf.errors import ClosedError, RunFolderError, TdppError
 from conf.identity import identity
 from conf.run_folder.run_files import read_text
-from conf.run_folder.rundir import RunDir, rank_ranges
+from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
-from conf.visible import plural
+from conf.visible import plural, rank_ranges
 from launch.control.follow import finishing, follow, give_up
 from launch.control.planning.dry_run import DryRun, dry_run
 from launch.control.planning.plan import code_digest

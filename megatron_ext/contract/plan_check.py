@@ -9,7 +9,6 @@ import dataclasses
 import json
 import re
 from dataclasses import MISSING
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import (
     Any,
@@ -96,6 +95,8 @@ def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
     hints = _hints(kind)
     for name in value if whole else ():
         if name not in hints:
+            from difflib import get_close_matches
+
             near = get_close_matches(name, hints, 1)
             meant = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(hints)}"
             raise PlanFault(f"{_joined(key, name)}={shown_json(value[name])} is not a key of a plan; {meant}")

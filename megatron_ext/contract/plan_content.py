@@ -21,8 +21,8 @@ from megatron_ext.contract.parallel_config import (
 )
 from megatron_ext.contract.plan_check import PlanFault, check_object, require
 from megatron_ext.contract.plan_parts import Elastic, IslandPlan, Place, RehearsalConfig, RunNode, Streaming
-from megatron_ext.contract.rules import check_rules
 from megatron_ext.contract.rules.engine import ENGINES, MEGATRON_LM, TDPP
+from megatron_ext.contract.rules.every import check_rules
 from megatron_ext.contract.train_config import TrainConfig
 
 VERSION = 2

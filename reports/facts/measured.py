@@ -9,8 +9,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from conf.run_folder.iteration_time import IterationTime
-from conf.run_folder.rundir import RunDir, numbered
-from conf.visible import plural
+from conf.run_folder.rundir import RunDir
+from conf.visible import numbered, plural
 from fasop.tables.accuracy import Measured, MeasuredStage
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conf.run_folder.rundir import numbered
-from conf.visible import plural
+from conf.visible import numbered, plural
 from fasop.simulation.predict import Prediction
 from reports.facts.breakdown import messages
 from reports.facts.frames import measured

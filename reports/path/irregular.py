@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from conf.run_folder.rundir import numbered
+from conf.visible import numbered
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from conf.run_folder.rundir import rank_ranges
+from conf.visible import rank_ranges
 from fasop.costs.layers import Basis
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.models.model import ModelConfig

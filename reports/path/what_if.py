@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from conf.run_folder.rundir import numbered
+from conf.visible import numbered
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.path.balance import layers_by_stage, moved_layers, replayed_plans, vocabulary

@@ -25,8 +25,7 @@ import numpy as np
 import pandas as pd
 
 from conf.run_folder.gpu_lines import WAYS_OUT
-from conf.run_folder.rundir import numbered, rank_ranges
-from conf.visible import plural
+from conf.visible import numbered, plural, rank_ranges
 from fasop.search.findings.found_plan import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError

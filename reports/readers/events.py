@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conf.errors import RunFolderError
 from conf.run_folder.json_values import Count, Rule, typed
 from conf.run_folder.run_files import parse_json, read_bytes
-from conf.run_folder.rundir import numbered
+from conf.visible import numbered
 from megatron_ext.contract.events import CLOCK, CORE_WAIT, CORE_WAIT_IN_PASSES, FIELDS, MAGIC, VERSION, header_of
 from reports.errors import ReportError
 

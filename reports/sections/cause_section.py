@@ -8,8 +8,7 @@ from html import escape
 
 import pandas as pd
 
-from conf.run_folder.rundir import numbered
-from conf.visible import plural
+from conf.visible import numbered, plural
 from megatron_ext.contract.plan import Plan
 from reports.figures.chart import Part, stacked
 from reports.figures.embed import BORDER, SERIES, SOFT, embedded

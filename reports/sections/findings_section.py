@@ -9,8 +9,7 @@ from html import escape
 from typing import NamedTuple
 
 from conf.reading.words import with_values
-from conf.run_folder.rundir import rank_ranges
-from conf.visible import plural
+from conf.visible import plural, rank_ranges
 from megatron_ext.contract.errors import RankFailure
 from reports.figures.page import Names, Row, bullets, copyable, table
 from reports.readers.judgement import Complaint, Culprit, Findings, Verdict

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, repeat
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Integers, distinct
+from fasop.costs.arrays import Integers
 
 
 class Use(NamedTuple):
@@ -41,7 +41,8 @@ class Uses:
     @property
     def counts(self) -> Integers:
         """[items]"""
-        return np.diff(self.starts, append=len(self.nodes))
+        counts: Integers = np.append(self.starts[1:], len(self.nodes)) - self.starts
+        return counts
 
     @classmethod
     def of(cls, items: Sequence[Sequence[Use]]) -> Uses:
@@ -106,8 +107,10 @@ def _distinct_rings(nodes: Sequence[int], tensor: int) -> Counter[tuple[int, ...
 
 def _one_way_out(stage_nodes: Sequence[Sequence[int]], stage: int) -> bool:
     """Whether ranks of one node send to the stage's both neighbours out of it."""
-    before, here, following = (np.array(stage_nodes[one]) for one in (stage - 1, stage, (stage + 1) % len(stage_nodes)))
-    return bool(np.isin(here[here != following], here[here != before]).any())
+    here, following = stage_nodes[stage], stage_nodes[(stage + 1) % len(stage_nodes)]
+    ahead = {node for node, other in zip(here, following, strict=True) if node != other}
+    back = {node for node, other in zip(here, stage_nodes[stage - 1], strict=True) if node != other}
+    return not ahead.isdisjoint(back)
 
 
 def transfers(here: Sequence[int], there: Sequence[int], *, both_ways: bool = False) -> list[Use]:
@@ -116,14 +119,12 @@ def transfers(here: Sequence[int], there: Sequence[int], *, both_ways: bool = Fa
 
     `both_ways`: each end of a pair sends to the other.
     """
-    sources, targets = np.array(here), np.array(there)
-    apart, most = sources != targets, max(*here, *there) + 1
-    sent, received = (np.bincount(ends[apart], minlength=most) for ends in (sources, targets))
-    sharing = sent + received if both_ways else np.maximum(sent, received)
-    outside = np.flatnonzero(sharing)
+    pairs = [*zip(here, there, strict=True)]
+    sent, received = (Counter(pair[end] for pair in pairs if pair[0] != pair[1]) for end in (0, 1))
+    sharing = sent + received if both_ways else sent | received
     return [
-        *(Use(node, 0, 1) for node in distinct(sources[~apart]).tolist()),
-        *map(Use, outside.tolist(), repeat(1), sharing[outside].tolist()),
+        *(Use(node, 0, 1) for node in sorted({source for source, target in pairs if source == target})),
+        *(Use(node, 1, sharing[node]) for node in sorted(sharing)),
     ]
 
 

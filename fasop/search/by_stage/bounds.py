@@ -12,7 +12,7 @@ that each unit of work costs 1 at least wherever it lies, bounds all partitions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.schedules import Number, backward_left, forward_left
 from fasop.costs.training import Training
+from fasop.frozen import replace
 from fasop.partition.bounds import TINY, mean_of, whole_of
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import times_on

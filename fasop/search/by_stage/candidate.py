@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import combinations
 
@@ -17,6 +16,7 @@ from fasop.costs.memory.allowance import room_gib
 from fasop.costs.memory.amounts import GIB
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.training import PlacedTraining, Training
+from fasop.frozen import replace
 from fasop.partition.exact import proved_of_paths
 from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
 from fasop.search.by_stage.longest_paths import LongestPaths

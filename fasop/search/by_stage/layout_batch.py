@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,11 @@ class LayoutBatch:
 
     @classmethod
     def of(cls, every: Sequence[Layout]) -> LayoutBatch:
-        shape = len(every), max((layout.stages for layout in every), default=1)
-        tensors, replicas, exists = np.ones(shape, np.int64), np.ones(shape, np.int64), np.zeros(shape, bool)
-        for row, layout in enumerate(every):
-            tensors[row, : layout.stages] = layout.tensors
-            replicas[row, : layout.stages] = layout.replicas
-            exists[row, : layout.stages] = True
+        stages = np.array([layout.stages for layout in every], np.int64)
+        exists = np.arange(stages.max(initial=1)) < stages[:, np.newaxis]
+        tensors, replicas = np.ones(exists.shape, np.int64), np.ones(exists.shape, np.int64)
+        tensors[exists] = [*chain.from_iterable(layout.tensors for layout in every)]
+        replicas[exists] = [*chain.from_iterable(layout.replicas for layout in every)]
         return cls(tensors, replicas, exists)
 
     def take(self, rows: Integers) -> LayoutBatch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs import sizes
-from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.costs.arrays import Floats, Integers, distinct, rolled
 from fasop.costs.hardware import NodeKind
 from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
+from fasop.frozen import replace
 from fasop.search.by_stage.bounds import (
     Chains,
     TripBound,
@@ -225,8 +226,8 @@ class PlacedLayouts:
         has the most."""
         hop, busy, both = np.moveaxis(messages, 2, 0)
         most = self._shared_out(count)[1]
-        times = np.maximum(most, np.roll(most, -1, axis=1))  # those of the next stage come back
-        before, ahead = np.roll(busy, 1, axis=1), 2 * (np.cumsum(hop, axis=1) - hop)
+        times = np.maximum(most, rolled(most, -1, 1))  # those of the next stage come back
+        before, ahead = rolled(busy, 1, 1), 2 * (np.cumsum(hop, axis=1) - hop)
         one_way = np.where(both > 0, ahead - before + most * (busy + before), 0.0)
         found: Floats = np.stack([((times - 1) * busy).max(axis=1), one_way.max(axis=1)], axis=1)[:, np.newaxis]
         return found

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs import sizes
-from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.costs.arrays import Floats, Integers, distinct, rolled
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
@@ -80,30 +80,16 @@ class LayoutLinks:
         in the next stage's last node in no later one than this stage ends in. So all ranks of such a node that have
         their peers elsewhere share its link.
         """
-        layouts, nodes, node = self._layouts, self._nodes, self._node
-        starts, last = np.searchsorted(node, np.arange(len(nodes) + 1)), len(node) - 1
-        following = np.roll(layouts.ends, -1, axis=1)
-        following[:, -1] = len(node)
-        first, begun = node[np.minimum(layouts.begins, last)], node[np.minimum(layouts.ends, last)]
-        ended, final = node[layouts.ends - 1], node[following - 1]
-        own, theirs = layouts.tensors, np.roll(layouts.tensors, -1, axis=1)
-        sending = (starts[first + 1] - layouts.begins) // own * np.minimum(own, theirs)
-        receiving = following - np.maximum(layouts.ends, starts[final])
-        like = layouts.replicas == np.roll(layouts.replicas, -1, axis=1)  # else one replica sends at a time, at least
-        groups_out, groups_in = (starts[first + 1] - layouts.begins) // own, receiving // theirs
-        up_out, up_in = (np.zeros(own.shape) for _ in range(2))
-        for below, rate in self._leaves([kind.factors.messages for kind in nodes]):
-            before, of_group = np.array([0, *np.cumsum(below)]), rate * np.minimum(own, theirs)
-            leaves = below[first] & (before[final + 1] == before[begun])  # all peers hang elsewhere
-            comes = below[final] & (before[ended + 1] == before[first])
-            up_out = np.maximum(up_out, np.where(leaves, of_group * np.where(like, groups_out, 1), 0.0))
-            up_in = np.maximum(up_in, np.where(comes, of_group * np.where(like, groups_in, 1), 0.0))
+        first, ended, begun, final = self._cuts
+        shape = first.shape
         exchange = Exchange(Operation.send_recv, 2, message)
         tables = [LinkTable.of(self._kinds, [kind.factors.messages for kind in self._kinds], message, exchange)]
-        out, into = np.full((2, *own.shape), np.inf), np.full((2, *own.shape), np.inf)
+        out, into = np.full((2, *shape), np.inf), np.full((2, *shape), np.inf)
         for peers in self._peers(tables):
-            sides = ((out, first, sending, up_out, (begun, final)), (into, final, receiving, up_in, (first, ended)))
-            for found, here, ranks, uplink, there in sides:
+            for found, here, (ranks, uplink), there in (
+                (out, first, self._sides[0], (begun, final)),
+                (into, final, self._sides[1], (first, ended)),
+            ):
                 rate = np.maximum(np.maximum(ranks * peers.own[here], peers.theirs[here]), uplink) * message
                 seconds = np.array([peers.latency_s[here] + rate, rate])
                 found[:] = np.where(peers.among(*there), np.minimum(found, seconds), found)
@@ -114,10 +100,44 @@ class LayoutLinks:
         messages = np.where(first == final, inside, 0.0)
         messages = np.maximum(messages, np.where(leaving, out, 0.0))
         messages = np.maximum(messages, np.where(coming, into, 0.0))
-        comes_before = np.roll(coming, 1, axis=1)  # from a stage all of which has its peers elsewhere
+        comes_before = rolled(coming, 1, 1)  # from a stage all of which has its peers elsewhere
         both = leaving & comes_before & (first == ended)
         both[:, 0] = False
         return np.concatenate([messages, both[np.newaxis]])
+
+    @cached_property
+    def _cuts(self) -> tuple[Integers, Integers, Integers, Integers]:
+        """[layouts, stages] each: the nodes in which each stage begins and ends, and the next one."""
+        layouts, node, last = self._layouts, self._node, len(self._node) - 1
+        first, begun = node[np.minimum(layouts.begins, last)], node[np.minimum(layouts.ends, last)]
+        return first, node[layouts.ends - 1], begun, node[self._following - 1]
+
+    @cached_property
+    def _following(self) -> Integers:
+        """[layouts, stages]: the first GPU behind the next stage."""
+        following = rolled(self._layouts.ends, -1, 1)
+        following[:, -1] = len(self._node)
+        return following
+
+    @cached_property
+    def _sides(self) -> tuple[tuple[Integers, Floats], tuple[Integers, Floats]]:
+        """How many ranks share the node's link, and the seconds that a byte takes on uplinks, [layouts, stages] each:
+        where messages leave a stage's first node, and where they enter the next one's last."""
+        layouts, nodes, (first, ended, begun, final) = self._layouts, self._nodes, self._cuts
+        starts = np.searchsorted(self._node, np.arange(len(nodes) + 1))
+        own, theirs = layouts.tensors, rolled(layouts.tensors, -1, 1)
+        sending = (starts[first + 1] - layouts.begins) // own * np.minimum(own, theirs)
+        receiving = self._following - np.maximum(layouts.ends, starts[final])
+        up_out, up_in = (np.zeros(own.shape) for _ in range(2))
+        for below, rate in self._leaves([kind.factors.messages for kind in nodes]):
+            like = layouts.replicas == rolled(layouts.replicas, -1, 1)  # else one replica sends at a time, at least
+            groups_out, groups_in = (starts[first + 1] - layouts.begins) // own, receiving // theirs
+            before, of_group = np.array([0, *np.cumsum(below)]), rate * np.minimum(own, theirs)
+            leaves = below[first] & (before[final + 1] == before[begun])  # all peers hang elsewhere
+            comes = below[final] & (before[ended + 1] == before[first])
+            up_out = np.maximum(up_out, np.where(leaves, of_group * np.where(like, groups_out, 1), 0.0))
+            up_in = np.maximum(up_in, np.where(comes, of_group * np.where(like, groups_in, 1), 0.0))
+        return (sending, up_out), (receiving, up_in)
 
     def _peers(self, tables: Sequence[LinkTable]) -> Iterator[_Peers]:
         """Those of each kind, with the least of these tables; where no pair has a link of its own, of any kind."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import NamedTuple
 
 from fasop.search.space.candidates import divisors
@@ -77,8 +77,8 @@ def layouts(gpus: int, node: int, tensors: Sequence[int], stages: int, most: int
 
 def _layout(runs: Sequence[Run]) -> Layout:
     return Layout(
-        tuple(tensor for tensor, _, count in runs for _ in range(count)),
-        tuple(replicas for _, replicas, count in runs for _ in range(count)),
+        tuple(chain.from_iterable(repeat(tensor, count) for tensor, _, count in runs)),
+        tuple(chain.from_iterable(repeat(replicas, count) for _, replicas, count in runs)),
     )
 
 
@@ -120,12 +120,13 @@ def _in_runs(
         return known[width]
 
     def rest(begin: int, room: int, before: tuple[int, int], left: int) -> Iterator[tuple[Run, ...]]:
-        if begin == gpus:
-            yield ()
-            return
         for end in ends[bisect_right(ends, begin) :] if room > 1 else [gpus] * room:
             for run in runs(end - begin):
-                if run[:2] != before and run[2] <= left:
+                if run[:2] == before or run[2] > left:
+                    continue
+                if end == gpus:
+                    yield (run,)
+                else:
                     yield from ((run, *others) for others in rest(end, room - 1, run[:2], left - run[2]))
 
     for found in rest(0, most, (0, 0), stages):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise, product
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
+from fasop.frozen import replace
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.layout_batch import LayoutBatch

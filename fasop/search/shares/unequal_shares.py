@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 
@@ -20,6 +19,7 @@ from conf.schema.values.partition import Partition
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
+from fasop.frozen import replace
 from fasop.partition.local_search import Worth
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.order_search import Bounded, search_partitions

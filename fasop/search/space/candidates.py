@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
@@ -18,6 +18,7 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
+from fasop.frozen import replace
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.local_search import feasible
 from fasop.search.lower_bound import LowerBounds, Way

@@ -7,7 +7,7 @@ A search chooses everything of `parallel` but the global batch. What a command l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from conf.reading.values import NoValue, Reader, flag, one_of, read, several, whole
@@ -18,6 +18,7 @@ from conf.schema.values.partition import AUTO
 from fasop.costs.blocks import blocks_of
 from fasop.costs.parallelism import Parallelism
 from fasop.errors import SearchError
+from fasop.frozen import replace
 from megatron_ext.contract.parallel_config import RECOMPUTES, Recompute, Schedule
 
 SIZES = ("tensor", "data", "pipeline", "expert", "context", "micro_batch_size")

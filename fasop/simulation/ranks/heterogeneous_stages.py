@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from conf.schema.values.partition import Shares
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.costs.experts import layer_numbers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
@@ -20,6 +20,7 @@ from fasop.costs.network.heterogeneous_placement import place_heterogeneous
 from fasop.costs.network.links import Link
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import PlacedTraining, Training
+from fasop.frozen import replace
 from fasop.simulation.linear import Layers, Linear
 from fasop.simulation.on_nodes import Nodes, by_parameters, handing_out, on_nodes, pass_times, times_on
 from fasop.simulation.pipelines import Pipelines
@@ -86,8 +87,8 @@ class Lines(NamedTuple):
         return _Taken(
             send_forward=hop,
             busy_forward=busy,
-            send_backward=np.roll(back, 1, axis=0),
-            busy_backward=np.roll(busy_back, 1, axis=0),
+            send_backward=rolled(back, 1, 0),
+            busy_backward=rolled(busy_back, 1, 0),
             gradients=one.exposed(held),
             weights=self.handing.of(held),
         )

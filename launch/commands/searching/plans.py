@@ -142,7 +142,6 @@ def _finish(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Seque
 
 def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
     """Read what is searched, and tell what is to be known of it; returns these notes, too."""
-    from fasop.costs.calibration import read_calibration
     from fasop.search.inputs import read
 
     inputs = read(args.overrides, args.profile)
@@ -176,6 +175,8 @@ def _inputs(args: Arguments) -> tuple[Inputs, list[str]]:
             f"train.iterations=N"
         )
     if args.calibration is not None:
+        from fasop.costs.calibration import read_calibration  # few searches are calibrated
+
         calibration = read_calibration(args.calibration)
         inputs = replace(inputs, kinds=calibration.applied(inputs.kinds))
         notes.append(str(calibration))
@@ -295,12 +296,13 @@ def nodes_now(cluster: Cluster) -> Iterator[str]:
     if shutil.which("sinfo") is None:
         return
     from launch.machine import slurm_commands  # few machines need it
-    from launch.machine.sinfo import parse
-    from launch.machine.slurm_commands import SlurmSilent
 
     try:
-        rows = parse(slurm_commands.nodes(TIMEOUT_S))
-    except SlurmSilent as error:
+        listed = slurm_commands.nodes(TIMEOUT_S)
+        from launch.machine.sinfo import parse
+
+        rows = parse(listed)
+    except slurm_commands.SlurmSilent as error:
         yield f"Slurm does not answer ({str(error).rpartition(': ')[2]}), so nodes that are down are not known"
         return
     except LaunchError:  # of a site where sinfo says nothing to this user

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.run_folder.rundir import RunDir, rank_ranges
+from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment
-from conf.visible import plural
+from conf.visible import plural, rank_ranges
 from launch.control.executors.sbatch import job_requests, sbatch_text
 from launch.control.executors.slurm import join_scripts, later_nodes, submission_of
 from launch.control.planning.plan import make_plan

@@ -1,8 +1,8 @@
 """A model's sizes and options, and the description of its family, which says what follows from them.
 
 Every folder of `megatron_ext/families` is a family. Its `__init__.py` describes it without torch, as the variable
-`FAMILY`; its `task.py` trains it. Nothing else names a family: whoever needs to know something of one asks its
-description here.
+`FAMILY`; its `task.py` trains it. Nothing else names a family, but for the order of lists: whoever needs to know
+something of one asks its description here.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ from megatron_ext.contract.models.pieces import ImageBlock, Parameters, Stack, W
 T = TypeVar("T")
 TEXT, PAIRS, IMAGES, VIDEOS = "text", "pairs", "images", "videos"
 """What a family learns from."""
+_ORDER = (
+    *("gpt", "bert", "t5", "transformer", "gnmt", "awd_lm", "mamba", "s2vt"),
+    *("vit", "t2t_vit", "resnet", "vgg", "alexnet", "huggingface", "module"),
+)
+"""How lists of families begin; one that is not named here comes last."""
 CHATS = "chats"
 """Text that is conversations; for families of running text."""
 SIZES = ("hidden", "heads", "sequence_length", "vocab_size", "padded_vocab_size")
@@ -31,6 +36,8 @@ TOKEN_TYPES = 2
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class _PaddedSizes(Sizes):
+    """The sizes of a model, and what its vocabulary is padded to."""
+
     padded_vocab_size: int = field(metadata=about(COUNT))
 
 
@@ -198,8 +205,6 @@ class Family:
     name: str
     summary: str
     """What it is made of and what it learns, in a sentence of docs/reference.md."""
-    order = 100
-    """Its place in lists of families."""
     model_types: Tuple[str, ...] = ()
     """The `model_type`s of Hugging Face's config.json that `from_hf` reads."""
 
@@ -345,9 +350,9 @@ class Family:
 
 @lru_cache(maxsize=None)
 def family_names() -> Tuple[str, ...]:
-    """The names of all families, which are those of their folders."""
+    """The names of all families, which are those of their folders; none of these is imported."""
     found = [path.parent.name for path in (Path(__file__).parents[2] / "families").glob("*/task.py")]
-    return tuple(sorted(found, key=lambda name: (family_named(name).order, name)))
+    return tuple(sorted(found, key=lambda name: (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)))
 
 
 @lru_cache(maxsize=None)

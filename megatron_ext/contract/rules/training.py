@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Collection, Iterator, List
 
-from megatron_ext.contract.adaptive.config import NONE
 from megatron_ext.contract.keys import Get, shown
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.models.keys import DEFAULT, ROTARY
@@ -42,9 +41,10 @@ def _broken_options(get: Get, family: Family) -> Iterator[str]:
     """Options that say nothing with this family."""
     of_family = f"model.family={family.name}"
     for key, default in OPTIONS.items():
-        value, families = get(key, default), families_with(key)
+        value = get(key, default)
         if value == default:
             continue
+        families = families_with(key)
         if families and key not in family.options:
             *others, last = families
             whose = f"{', '.join(others)} or {last}" if others else last
@@ -180,6 +180,8 @@ def _family_of(plan: Values) -> Family:
 
 
 def _rehearsal(plan: Values) -> Faults:
+    from megatron_ext.contract.adaptive.config import NONE  # a search reads the rules of models alone
+
     rehearsal, adapt = plan["rehearsal"] or {}, plan.get("adapt") or {}
     if rehearsal.get("ranks") is None:
         return

@@ -10,7 +10,8 @@ gradients go the other way round.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, List, NamedTuple, Optional, Sequence
+from functools import lru_cache
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 ALL = 1 << 40
 """Micro-batches: more than any iteration has."""
@@ -126,20 +127,17 @@ class PipelineSchedule:
 
     def passes_of_rank(self, after: int, before: int, micro_batches: int) -> Actions:
         """What a rank with one chunk computes for its micro-batches, numbered from 0."""
-        forward, backward = ([Action(kind, m) for m in range(micro_batches)] for kind in (Kind.FORWARD, Kind.BACKWARD))
-        alternating = _alternating(forward, backward, self.ahead(after))
+        back = Kind.BACKWARD_INPUT if self.splits_backward else Kind.BACKWARD
+        alternating = _alternating(_each(Kind.FORWARD, micro_batches), _each(back, micro_batches), self.ahead(after))
         if not self.splits_backward:
             return alternating
         steps: Actions = []
-        lag = self.lag(before)
+        lag, weights = self.lag(before), _each(Kind.BACKWARD_WEIGHT, micro_batches)
         for action in alternating:
-            if action.kind is Kind.FORWARD:
-                steps.append(action)
-                continue
-            steps.append(action._replace(kind=Kind.BACKWARD_INPUT))
-            if action.micro_batch >= lag:
-                steps.append(Action(Kind.BACKWARD_WEIGHT, action.micro_batch - lag))
-        return steps + [Action(Kind.BACKWARD_WEIGHT, m) for m in range(max(0, micro_batches - lag), micro_batches)]
+            steps.append(action)
+            if action.kind is back and action.micro_batch >= lag:
+                steps.append(weights[action.micro_batch - lag])
+        return steps + weights[max(0, micro_batches - lag) :]
 
     def held(self, stage: Any, stages: int, chunks: int = 1) -> Any:
         """Pairs of micro-batch and chunk of which a stage holds activations at once, at most, of any number."""
@@ -231,9 +229,7 @@ class Interleaved(PipelineSchedule):
         If the last group is not whole, it is made so and what belongs to no micro-batch is left out afterwards: to
         leave out whole micro-batches takes waits away and adds none, where smaller groups can deadlock.
         """
-        groups = [range(m, m + stages) for m in range(0, micro_batches, stages)]
-        forward = [Action(Kind.FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
-        backward = [Action(Kind.BACKWARD, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
+        forward, backward = _in_groups(stages, chunks, micro_batches)
         whole = _alternating(forward, backward, _ahead_in_groups(stage, stages, chunks))
         return [action for action in whole if action.micro_batch < micro_batches]
 
@@ -300,6 +296,21 @@ OF_ANY_COUNT = (
     *(one.name for one in SCHEDULES.values() if one.searched and not one.has_chunks and one.name != DEFAULT),
 )
 """Those that can be the fastest and have no groups of micro-batches: for batches that change and stages that differ."""
+
+
+@lru_cache(maxsize=64)
+def _each(kind: Kind, micro_batches: int) -> Actions:
+    """A pass of each micro-batch, which the lists of all stages share."""
+    return [Action(kind, m) for m in range(micro_batches)]
+
+
+@lru_cache(maxsize=64)
+def _in_groups(stages: int, chunks: int, micro_batches: int) -> Tuple[Actions, Actions]:
+    """Forward and backward passes of all chunks, each group of micro-batches in turn; of a stage like of any other."""
+    groups = [range(m, m + stages) for m in range(0, micro_batches, stages)]
+    forward = [Action(Kind.FORWARD, m, c) for group in groups for c in range(chunks) for m in group]
+    backward = [Action(Kind.BACKWARD, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
+    return forward, backward
 
 
 def _ahead_in_groups(stage: Any, stages: int, chunks: int) -> Any:

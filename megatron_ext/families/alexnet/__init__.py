@@ -15,7 +15,6 @@ LAYERS = ((1, 11, 4, 2, True), (3, 5, 1, 2, True), (6, 3, 1, 1, False), (4, 3, 1
 class _AlexNet(StackedFamily):
     name = "alexnet"
     summary = "Five convolutions and three linear layers."
-    order = 12
     most_places = 6
     drops_first = True
 

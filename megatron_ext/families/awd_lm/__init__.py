@@ -14,7 +14,6 @@ from megatron_ext.families.awd_lm.options import AwdLmOptions
 class _AwdLm(LstmFamily):
     name = "awd_lm"
     summary = "LSTMs that predict the next token, the AWD-LSTM."
-    order = 6
     running_text = True
     metrics = ("loss", "perplexity")
     fewest_layers = 2

@@ -13,7 +13,6 @@ from megatron_ext.contract.models.tokens import TransformerFamily, logits_bias, 
 class _Bert(TransformerFamily):
     name = "bert"
     summary = "An encoder that predicts masked tokens, and whether two sentences follow each other."
-    order = 2
     model_types = ("bert",)
     masking_ngram = 3
     megatron_core = True

@@ -13,7 +13,6 @@ from megatron_ext.contract.models.tokens import CELL_KEEPS, LstmFamily, lstm_par
 class _Gnmt(LstmFamily):
     name = "gnmt"
     summary = "The same with LSTMs."
-    order = 5
     pipedream_layers = ("LSTM", "EmuBidirLSTM", "RecurrentAttention")
     learns = PAIRS
     metrics = OF_TRANSLATION

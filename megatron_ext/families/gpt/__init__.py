@@ -33,7 +33,6 @@ _MLP = ("mlp_in.", "mlp_out.")
 class _Gpt(TransformerFamily):
     name = "gpt"
     summary = "A decoder that predicts the next token; with Llama's options, a Llama."
-    order = 1
     model_types = ("gpt2", "llama", "mistral", "qwen2", "qwen3", STABLELM, *GEMMAS)
     running_text = True
     packs = True
@@ -64,8 +63,8 @@ class _Gpt(TransformerFamily):
         turned = model.position_embedding_type == ROTARY and model.query_groups < model.heads
         before = (model.heads + 2 * model.query_groups) * model.head_width  # what the norms of heads take
         normed = before * model.sequence_length if own.qk_layernorm and turned and kind == "layer" else 0
-        working = 1 if own.experts is None else own.experts_per_token
-        return normed + super().inside_activations(replace(model, ffn_hidden=working * model.inner), kind, fused)
+        working = model if own.experts is None else replace(model, ffn_hidden=own.experts_per_token * model.inner)
+        return normed + super().inside_activations(working, kind, fused)
 
     def outside_activations(self, model: ModelConfig, kind: str) -> int:
         """Count the inputs of the norms behind attention and MLP, too."""

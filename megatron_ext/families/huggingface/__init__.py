@@ -26,7 +26,6 @@ WITHOUT = {"heads": 1}
 class _HuggingFace(Family):
     name = "huggingface"
     summary = "A causal model of Hugging Face's transformers, from its config.json (docs/models.md)."
-    order = 12
     running_text = True
     packs = True
     metrics = ("loss", "perplexity")

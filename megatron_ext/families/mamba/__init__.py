@@ -39,7 +39,6 @@ def widths_of(model: ModelConfig) -> Widths:
 class _Mamba(TokenFamily):
     name = "mamba"
     summary = "Selective state spaces that predict the next token, the Mamba."
-    order = 6
     model_types = ("mamba",)
     running_text = True
     metrics = ("loss", "perplexity")

@@ -8,7 +8,6 @@ from megatron_ext.contract.models.model import SIZES, Family
 class _Module(Family):
     name = "module"
     summary = "A module from your own Python file (docs/your-model.md)."
-    order = 13
     user_code = True
     measured = True
     counts_all = True

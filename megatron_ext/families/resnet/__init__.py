@@ -25,7 +25,6 @@ EXPANSION = 4
 class _ResNet(ImageFamily):
     name = "resnet"
     summary = "Bottlenecks of convolutions with batch norms, such as ResNet-50."
-    order = 10
     model_types = ("resnet",)
     pipedream_layers = ("Conv2d", "Linear")
     pipedream_kernel = 2

@@ -12,7 +12,6 @@ from megatron_ext.contract.models.tokens import LstmFamily, matrices
 class _S2vt(LstmFamily):
     name = "s2vt"
     summary = "LSTMs that read the frames of a video and describe it (docs/videos.md)."
-    order = 7
     learns = VIDEOS
     metrics = ("loss", "nll", "accuracy", "perplexity")
     decoder = True

@@ -15,7 +15,6 @@ KERNELS = ((7, 4, 2), (3, 2, 1), (3, 2, 1))
 class _T2tVit(VisionTransformerFamily):
     name = "t2t_vit"
     summary = "The same over tokens that are joined step by step (Tokens-to-Token ViT)."
-    order = 9
     what_shrinks = "splits"
     options = (*VisionTransformerFamily.options, "width")
 

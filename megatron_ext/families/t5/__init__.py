@@ -13,7 +13,6 @@ from megatron_ext.contract.models.tokens import TransformerFamily, logits_bias
 class _T5(TransformerFamily):
     name = "t5"
     summary = "An encoder and a decoder, which predicts the spans that were cut out of the encoder's tokens."
-    order = 3
     model_types = ("t5",)
     masking_ngram = 10
     masking_geometric = True

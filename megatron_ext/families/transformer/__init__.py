@@ -13,7 +13,6 @@ from megatron_ext.contract.models.tokens import TransformerFamily
 class _Transformer(TransformerFamily):
     name = "transformer"
     summary = "An encoder and a decoder of attention, which translates sentences (docs/translation.md)."
-    order = 4
     learns = PAIRS
     metrics = OF_TRANSLATION
     decoder = True

@@ -16,7 +16,6 @@ WIDTHS = (1, 2, 4, 8, 8)
 class _Vgg(StackedFamily):
     name = "vgg"
     summary = "Stages of convolutions and three linear layers, such as VGG-16."
-    order = 11
     most_places = 7
     needs = (*ImageFamily.needs, "depths", "ffn_hidden")
     options = (*StackedFamily.options, "depths")

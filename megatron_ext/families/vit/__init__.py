@@ -13,7 +13,6 @@ from megatron_ext.contract.models.pieces import ImageBlock, Shapes
 class _Vit(VisionTransformerFamily):
     name = "vit"
     summary = "A transformer over the patches of an image that classifies it (docs/images.md), like the next four."
-    order = 8
     model_types = ("vit",)
     needs = (*VisionTransformerFamily.needs, "patch_size")
     options = (*VisionTransformerFamily.options, "patch_size", "class_token")

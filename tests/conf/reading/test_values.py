@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from conf.errors import ConfigError
+from conf.reading.parser import Parser, option
 from conf.reading.values import (
-    Parser,
     Reader,
     above_0,
     flag,
     name_of,
     one_of,
-    option,
     parse_key_values,
     path,
     prefix_path,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conf.run_folder.rundir import rank_ranges
+from conf.visible import rank_ranges
 
 
 @given(st.sets(st.integers(0, 40)))
