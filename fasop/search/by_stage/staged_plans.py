@@ -33,6 +33,8 @@ from megatron_ext.contract.parallel_config import Recompute
 
 SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.definition.has_chunks)
 """Those of stages with unlike numbers of replicas."""
+PLACED = 600_000
+"""Layouts times node orders of which bounds are found, at most: of more orders there are fewer layouts."""
 STAGES = (0, 5, 10, 20, 2**31)
 """Layouts of which bounds are found together have numbers of stages between these."""
 PER_CHANGE, PER_PART = 0.05, 0.6
@@ -88,12 +90,13 @@ class StagedPlans:
         gpus = [kind.gpus for kind in self.kinds]
         self.tensors = tensor_sizes(training, self.kinds, choices)
         self._stages = min(training.blocks.most_stages, gpus_of(self.kinds))
-        self.every = Layouts((), "")
+        self.every, self.orders = Layouts((), ""), self._orders() if self.tensors else []
         if self.tensors:
+            most = min(most, PLACED // len(self.orders))
             self.every = layouts(gpus_of(self.kinds), math.gcd(*gpus), self.tensors, self._stages, most)
         self.wanted = [layout for layout in self.every.every if self._tries(layout)]
+        self.orders = self.orders if self.wanted else []
         self.many = LayoutBatch.of(self.wanted)
-        self.orders = self._orders() if self.wanted else []
         self.options = [*self._options()] if self.wanted else []
         self._works: dict[tuple[object, ...], Work] = {}
 
