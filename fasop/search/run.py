@@ -135,7 +135,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         shared.add(plans[:1])
         _explore_shares(inputs, sets, shared, begun + LIMIT_S)
         plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
-        looked, found = _by_stage(inputs, args, sets, plans[0], begun + LIMIT_S)
+        looked, found = _by_stage(inputs, args, sets, [plans[0], *even], begun + LIMIT_S)
         plans = [*found, *plans]
         both = {Recompute.none, Recompute.full} <= {*asked.choices.recompute}
         leave = {
@@ -258,21 +258,22 @@ def _check_by_stage(inputs: Inputs) -> None:
 
 
 def _by_stage(
-    inputs: Inputs, args: Arguments, sets: Sequence[Sequence[NodeKind]], best: Plan, until: float
+    inputs: Inputs, args: Arguments, sets: Sequence[Sequence[NodeKind]], plans: Sequence[Plan], until: float
 ) -> tuple[Looked | None, list[Plan]]:
-    """What was gone through of plans whose stages differ, on all nodes and on those of the best plan, and the fastest
-    of them if it is faster than that."""
+    """What was gone through of plans whose stages differ, on all nodes and on those of these plans, the best one
+    first, and the fastest of them if it is faster than that."""
     if args.by_stage is False:
         return None, []
     from fasop.search.by_stage.closing import QUICK, WHOLE
     from fasop.search.by_stage.look import explore_stages
 
-    used = Counter(node.name for node in best.nodes)
-    own = [some for some in sets if used == {kind.name: kind.group.count for kind in some}]
-    keep = Best(1)
+    best, keep = plans[0], Best(1)
+    used = [Counter(node.name for node in plan.nodes) for plan in plans]
+    counts = [{kind.name: kind.group.count for kind in some} for some in sets]
+    numbers = dict.fromkeys((0, *(counts.index(of_plan) for of_plan in used if of_plan in counts)))
     keep.add([best])
     whole = replace(WHOLE, layouts=QUICK.layouts, gpus=QUICK.gpus) if args.prove and not args.by_stage else WHOLE
-    nodes, looked = [sets[0], *own[: own[:1] != [sets[0]]]], None
+    nodes, looked = [sets[number] for number in numbers], None
     # The quick look comes first in any case: with more layouts, work may end before it comes to the best of the few.
     for effort in (QUICK, whole) if args.by_stage or args.prove else (QUICK,):
         looked = explore_stages(inputs.training, nodes, inputs.choices, keep, effort, until) or looked
