@@ -34,10 +34,12 @@ class Effort:
     """How many candidates are built for their bounds alone, at most."""
     proofs: int
     """How often candidates are bounded by their longest paths, at most."""
+    patience: int
+    """How many layouts near fast plans are searched until one is faster, at most."""
 
 
-QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.95, raised=90, proofs=16)
-WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60)
+QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.95, raised=90, proofs=16, patience=12)
+WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60, patience=60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,12 @@ class Closing:
         while self._heap and self._heap[0][0] < self.fastest and time.process_time() <= until:
             if not self._closer(*self._heap[0]):
                 break
+        return self._heap[0][0] if self._heap else math.inf
+
+    def tighten(self) -> None:
+        """Raise the bounds of the fastest candidates."""
         for one, _ in self.best:
             one.tighten(self.fastest)
-        return self._heap[0][0] if self._heap else math.inf
 
     def _closer(self, bound: float, _: int, what: _Open) -> bool:
         """Bound the first one more closely; whether there is a way that is worth it."""

@@ -43,13 +43,19 @@ ONLY = (*OWN_ORDER[:2], 1.0)
 """The same where there is a single order."""
 LAST = 2.0
 """The same once bounds are closer and have led to a faster plan."""
+CLOSE, WIDE = 0.985, 2_000_000
+"""The part of the best plan's time: where bounds leave more than the rest open, there may be faster plans, for which so
+much more work is done at most."""
 CLIMBED, MUCH = 1.02, 0.99
 """Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
 it, what is near that comes first."""
 SKETCHED = 20
 """Work that it takes to say about how long a layout takes."""
 TRIED = {True: 3, False: 5}
-"""How many layouts near a plan are searched: of those that differ from it in both ends, and of others."""
+"""How many layouts near a plan are searched before others have their turn: of those that differ from it in both ends,
+and of others."""
+WIDER = 1.002
+"""Times its seconds: as if a plan took so much longer each time that it had its turn."""
 NEAR = 1.2
 """Times the best plan: from a partition that takes longer none is searched."""
 
@@ -94,6 +100,19 @@ class _Place(NamedTuple):
     layout: Layout
 
 
+class _Begin(NamedTuple):
+    """A plan near which faster ones may be; the least is the next one from which to go on."""
+
+    rank: float
+    """Seconds, and more the more layouts near it were searched."""
+    ticket: int
+    seconds: float
+    place: _Place
+    layers: tuple[int, ...]
+    rest: dict[bool, Iterator[tuple[_Place, Near]]] | None = None
+    """Those near it that are left, by whether they differ from it in both ends; None before any was searched."""
+
+
 class _Options(NamedTuple):
     """Options of a row that have one bound; of two such, those that are looked at first are less."""
 
@@ -110,8 +129,10 @@ class _Search:
         self.work = 0
         self.searched: dict[_Place, _Searched] = {}
         self._effort, self._until, self._tickets = effort, until, count()
-        self._fast: list[tuple[float, int, _Place, tuple[int, ...]]] = []
-        """Plans near which faster ones may be: their seconds and layers."""
+        self._fast: list[_Begin] = []
+        """Plans near which faster ones may be."""
+        self._done: list[_Begin] = []
+        """Those that have had their turn."""
         self._places: dict[Candidate, _Place] = {}
 
     def over(self, part: float) -> bool:
@@ -154,24 +175,61 @@ class _Search:
                 self.climb(part)
 
     def add_fast(self, place: _Place, layers: Sequence[int], seconds: float) -> None:
-        heappush(self._fast, (seconds, next(self._tickets), place, tuple(layers)))
+        heappush(self._fast, _Begin(seconds, next(self._tickets), seconds, place, tuple(layers)))
 
     def climb(self, part: float) -> None:
         """Search what seems best near the fastest plans, until a part of the work is done."""
-        while self._fast and self._fast[0][0] <= CLIMBED * self.closing.fastest and not self.over(part):
-            seconds, _, begin, layers = heappop(self._fast)
-            unlike = len({*zip(begin.layout.tensors, begin.layout.replicas, strict=True)}) > 1
-            if unlike and seconds <= self.closing.fastest:
-                for number in self.nodes[begin.kinds].other_micro_batches(begin.layout, begin.number):
-                    if (place := begin._replace(number=number)) not in self.searched:
-                        self.search(place, layers)
-            every = self.nodes[begin.kinds].near(Near(begin.layout, layers), begin.order, begin.number)
-            self.work += SKETCHED * len(every)
-            for both_ends, most in TRIED.items():
-                some = ((begin._replace(layout=one.layout), one) for one in every if one.both_ends == both_ends)
-                for place, one in islice((each for each in some if each[0] not in self.searched), most):
-                    if self.closing.fastest >= MUCH * seconds:
-                        self.search(place, one.partition)
+        while self._fast and self._fast[0].rank <= CLIMBED * self.closing.fastest and not self.over(part):
+            begin = self._took_turn(heappop(self._fast))
+            for place, one in self._next(begin):
+                if self.closing.fastest >= MUCH * begin.seconds:
+                    self.search(place, one.partition)
+            self._done.append(begin)
+
+    def climb_wider(self) -> None:
+        """Go on near all that was fast, a few layouts whenever its turn comes, until none of so many is faster than the
+        fastest plan."""
+        self._fast, tried, fastest = sorted([*self._fast, *self._done]), 0, self.closing.fastest
+        part = (self.work + WIDE) / max(self._effort.work, 1)
+        while self._fast and self._fast[0].rank <= CLIMBED * fastest and not self.over(part):
+            begin = self._took_turn(heappop(self._fast))
+            for place, one in self._next(begin):
+                if self.closing.fastest >= MUCH * begin.seconds and tried < self._effort.patience:
+                    self.search(place, one.partition)
+                    tried = tried + 1 if self.closing.fastest == fastest else 0
+                    fastest = self.closing.fastest
+            if tried == self._effort.patience:
+                return
+            heappush(self._fast, begin)
+
+    def _took_turn(self, begin: _Begin) -> _Begin:
+        rest = self._near(begin) if begin.rest is None else begin.rest
+        return begin._replace(rank=WIDER * begin.rank, ticket=next(self._tickets), rest=rest)
+
+    @staticmethod
+    def _next(begin: _Begin) -> Iterator[tuple[_Place, Near]]:
+        """Yield those near it whose turn it is."""
+        assert begin.rest is not None
+        for both_ends, most in TRIED.items():
+            yield from islice(begin.rest[both_ends], most)
+
+    def _near(self, begin: _Begin) -> dict[bool, Iterator[tuple[_Place, Near]]]:
+        """Yield what was not searched of the layouts near a plan, those first that seem to be the fastest: those that
+        differ from it in both ends, and others."""
+        nodes, place = self.nodes[begin.place.kinds], begin.place
+        unlike = len({*zip(place.layout.tensors, place.layout.replicas, strict=True)}) > 1
+        if unlike and begin.seconds <= self.closing.fastest:
+            for number in nodes.other_micro_batches(place.layout, place.number):
+                if (other := place._replace(number=number)) not in self.searched:
+                    self.search(other, begin.layers)
+        every = nodes.near(Near(place.layout, begin.layers), place.order, place.number)
+        self.work += SKETCHED * len(every)
+
+        def some(both_ends: bool) -> Iterator[tuple[_Place, Near]]:
+            places = ((place._replace(layout=one.layout), one) for one in every if one.both_ends == both_ends)
+            return (each for each in places if each[0] not in self.searched)
+
+        return {both_ends: some(both_ends) for both_ends in TRIED}
 
 
 def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:
@@ -261,6 +319,9 @@ def explore_stages(
                 )
     least = min(least, closing.run(until))
     search.climb_from_best(LAST)
+    if least < CLOSE * closing.fastest:
+        search.climb_wider()
+    closing.tighten()
     keep.add([one.plan(partition) for one, partition in closing.best])
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
     layouts = sum(len(some.wanted) for some in nodes)

@@ -185,6 +185,19 @@ def test_the_default_finds_a_fast_layout_in_another_order_than_the_best_plans() 
     assert best_plans(inputs, Arguments(top=10)).plans[0].total * 1e3 == pytest.approx(1510.8, abs=0.1)
 
 
+def test_layouts_near_fast_ones_are_searched_for_longer_where_bounds_leave_much_open() -> None:
+    """281.8 ms: 3.4 % less than a few layouts near each fast one lead to."""
+    sizes = ["cluster.groups.a100.count=2", "cluster.groups.a10.count=4", "parallel.global_batch_size=32"]
+    options = ["parallel.schedule=zb_h1", "parallel.micro_batch_size=1", "parallel.recompute=none"]
+    inputs = read(["cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", *sizes, *options])
+    found = best_plans(inputs, Arguments(leave_out=False))
+    first = found.plans[0]
+    assert first.total * 1e3 == pytest.approx(281.8, abs=0.1)
+    assert found.looked is not None
+    assert found.looked.least > 0.98 * first.total
+    assert predict_plan(first).iteration_s == pytest.approx(first.total)
+
+
 def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> None:
     """The best plan of the seed's cluster differs in both ends from the best one with equal stages."""
     inputs = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "parallel.schedule=zb_h1"])
