@@ -22,7 +22,9 @@ IMPOSSIBLE = 1e-4
 """A row that is broken by more, and by all that may still change, has no solution."""
 FRESH = 20
 """Steps after which rounding errors are cleared away."""
-MOST_STEPS = 1000
+MOST_STEPS = 200
+"""After which a solution is broken off: where layers of several chunks may go, many bases have the same T, and steps
+among them need not end. Elsewhere some 120 were enough."""
 CLEAR = 0.01
 """An amount is made whole that is farther than this from a whole number."""
 SAFE = 1e-9
