@@ -18,6 +18,7 @@ from fasop.costs import overlap
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
+from fasop.costs.parallelism import Parallelism
 from fasop.costs.schedules import filling, passes_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
@@ -35,6 +36,10 @@ class Way(NamedTuple):
     recompute: Recompute
     sharded: bool = False
     """Whether replicas share the optimizer."""
+
+    @classmethod
+    def of(cls, parallel: Parallelism) -> Way:
+        return cls(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
 
 
 class _Beside(NamedTuple):
@@ -117,8 +122,7 @@ class LowerBounds:
     def ending(self, one: Training, kinds: Sequence[NodeKind]) -> float:
         """Seconds from the first stage's last backward pass to the end of the iteration, at least, in whatever order of
         these nodes."""
-        parallel = one.parallel
-        return self._on_links.of(one, kinds, sharded=parallel.sharded_optimizer).ending
+        return self._on_links.of(one, kinds, sharded=one.parallel.sharded_optimizer).ending
 
     def _units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> tuple[Floats, Floats]:
         """[plans]: units of all layers; [plans, kinds, 2]: seconds of one, forward and backward, at least."""

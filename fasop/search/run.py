@@ -44,7 +44,7 @@ SHARES_S = 5.0
 """Seconds of a front that are, at least, for plans with unequal shares."""
 BESIDE_S = 3.0
 """Seconds of a front for the other schedules of its plans' sizes."""
-STAGES_S = 5.0
+STAGES_S = 4.0
 """Seconds of a front for plans whose stages differ, on the nodes of its plans."""
 WORTH = 0.999
 """The part of the best plan's time that a plan with other shares has to beat to be worth it."""
@@ -378,23 +378,25 @@ def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, 
 
 
 def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front) -> int:
-    """Adds the fastest plans whose stages differ on all nodes, and on the nodes of each plan of a front, the fastest
-    first; returns on how many sets of nodes any were looked at."""
+    """Adds plans whose stages differ: first those near each plan of a front, which take the least time to find, and
+    then the fastest ones on all nodes, and on the nodes of each plan of a front; the fastest first. Returns on how many
+    sets of nodes any were looked at."""
     from fasop.search.by_stage.closing import QUICK
-    from fasop.search.by_stage.look import explore_stages
+    from fasop.search.by_stage.look import explore_near, explore_stages
 
-    tried, until = 0, time.process_time() + STAGES_S
+    tried, until = set[int](), time.process_time() + STAGES_S
     counts = [{kind.name: kind.group.count for kind in some} for some in sets]
-    of_plans = [(Counter(node.name for node in plan.nodes), plan) for plan in kept.plans]
-    known = [(counts.index(used), plan) for used, plan in of_plans if used in counts]
-    for number, plan in dict([*((0, plan) for _, plan in known[:1]), *known]).items():
-        if time.process_time() <= until:
-            best = Best(1, inputs.fault)
-            best.add([plan])
-            looked = explore_stages(inputs.training, [sets[number]], inputs.choices, best, QUICK, until)
-            tried += looked is not None
-            kept.add(best.plans)
-    return tried
+    for explore_some in (explore_near, explore_stages):
+        of_plans = [(Counter(node.name for node in plan.nodes), plan) for plan in kept.plans]
+        known = [(counts.index(used), plan) for used, plan in of_plans if used in counts]
+        for number, plan in dict([*((0, plan) for _, plan in known[:1]), *known]).items():
+            if time.process_time() <= until:
+                best = Best(1, inputs.fault)
+                best.add([plan])
+                if explore_some(inputs.training, [sets[number]], inputs.choices, best, QUICK, until):
+                    tried.add(number)
+                kept.add(best.plans)
+    return len(tried)
 
 
 def _spaces(

@@ -158,8 +158,8 @@ def look_beside(spaces: Sequence[Space], best: Best, until: float = np.inf) -> N
         before = best.plans[0]
         layers = np.array([before.partition.layers]).T
         for space in spaces:
-            for group in space.beside(before.training, before.nodes):
-                worth = partial(best.worth, space.kinds)
+            worth = partial(best.worth, space.kinds)
+            for group in space.beside(before.training, before.nodes, worth):
                 one = Bounded.of(group, worth=worth)
                 one = one.take(np.nonzero(worth(one.proved))[0])
                 if len(one.group):
@@ -173,8 +173,8 @@ class SpaceSearch:
     def __init__(self, space: Space, keep: PlanCollector, until: float) -> None:
         self._space, self._keep, self._until = space, keep, until
         self._first: list[int] = []
-        self._sketched: dict[int, list[Bounded]] = {}
-        """What was built of these sizes, and is needed once more."""
+        self._built: dict[int, list[Bounded]] = {}
+        """What was built of these sizes, until it is looked at."""
         self._left_out: dict[int, float] = {}
         """Seconds below which no option of these sizes is that was not built."""
         self.lead = np.inf
@@ -200,7 +200,6 @@ class SpaceSearch:
             if self._over() and np.isfinite(self.lead):
                 break
             if groups := self._bounded(number):
-                self._sketched[number] = groups
                 best = min(groups, key=lambda one: float(one.proved.min()))
                 one = best.take(np.array([np.argmin(best.proved)]))
                 seconds = float(one.group.pipelines.iteration(one.balanced)[0])
@@ -239,14 +238,15 @@ class SpaceSearch:
 
     def look(self) -> None:
         """At the first orders of all sizes."""
-        for number, groups in self._promising(looking=True):
+        for number, groups in self._promising():
+            del self._built[number]
             if self._space.few:
                 bound = min((one.proved.min() for one in groups), default=np.inf)
                 self._space.known[number] = min(bound, self._left_out.get(number, np.inf))
             for one in groups:
                 self._look_at(one)
 
-    def _promising(self, *, looking: bool = False) -> Iterator[tuple[int, list[Bounded]]]:
+    def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
         """All sizes that are worth it, by what is kept when they are reached."""
         self.left = 0
         if self._over() and not self._space.is_bounded:  # bounds of all sizes would take long
@@ -258,7 +258,7 @@ class SpaceSearch:
             if self._over():
                 self.left += 1
             else:
-                yield number, self._bounded(number, looking=looking)
+                yield number, self._bounded(number)
 
     def _over(self) -> bool:
         return time.process_time() > self._until
@@ -280,21 +280,22 @@ class SpaceSearch:
     def _worth(self, seconds: float) -> bool:
         return bool(self._of_worth(np.array([seconds]))[0])
 
-    def _bounded(self, number: int, *, looking: bool = False) -> list[Bounded]:
-        if number in self._sketched:
-            return self._sketched.pop(number)
-        floor = self._space.known[number]
-        groups = self._space.built(number, self._space.first, self._options(number, looking=looking))
-        worth = self._of_worth if self._space.few else self._of_reach
-        return [Bounded.of(group, floor, worth) for group in groups]
+    def _bounded(self, number: int) -> list[Bounded]:
+        if number not in self._built:
+            floor = self._space.known[number]
+            groups = self._space.built(number, self._space.first, self._options(number))
+            worth = self._of_worth if self._space.few else self._of_reach
+            self._built[number] = [Bounded.of(group, floor, worth) for group in groups]
+        return self._built[number]
 
-    def _options(self, number: int, *, looking: bool) -> list[Training]:
-        """Those that may be worth it. Before nodes are moved all of them: what is found depends on the space alone."""
+    def _options(self, number: int) -> list[Training]:
+        """Those that may be worth it; before nodes are moved those within reach."""
         options = self._space.options(number)
-        if not (looking or self._space.few) or len(options) < 2:
+        if len(options) < 2:
             return options
-        bounds = np.array([self._space.bound(option) for option in options])
-        worth = self._of_worth(bounds)
+        may_be = self._of_worth if self._space.few else self._of_reach
+        bounds = self._space.bounds(number, options, may_be)
+        worth = may_be(bounds)
         self._left_out[number] = min(bounds[~worth], default=np.inf)
         return [option for option, may in zip(options, worth, strict=True) if may]
 

@@ -90,15 +90,26 @@ class StagedPlans:
         gpus = [kind.gpus for kind in self.kinds]
         self.tensors = tensor_sizes(training, self.kinds, choices)
         self._stages = min(training.blocks.most_stages, gpus_of(self.kinds))
-        self.every, self.orders = Layouts((), ""), self._orders() if self.tensors else []
-        if self.tensors:
-            most = min(most, PLACED // len(self.orders))
-            self.every = layouts(gpus_of(self.kinds), math.gcd(*gpus), self.tensors, self._stages, most)
-        self.wanted = [layout for layout in self.every.every if self._tries(layout)]
-        self.orders = self.orders if self.wanted else []
-        self.many = LayoutBatch.of(self.wanted)
-        self.options = [*self._options()] if self.wanted else []
+        self.orders = self._orders() if self.tensors else []
+        self.options = [*self._options()] if self.tensors else []
+        self._gpus, self._most_layouts = math.gcd(*gpus), min(most, PLACED // max(1, len(self.orders)))
         self._works: dict[tuple[object, ...], Work] = {}
+
+    @cached_property
+    def every(self) -> Layouts:
+        """The layouts of these nodes, so many at most."""
+        if not self.tensors:
+            return Layouts((), "")
+        return layouts(gpus_of(self.kinds), self._gpus, self.tensors, self._stages, self._most_layouts)
+
+    @cached_property
+    def wanted(self) -> list[Layout]:
+        """Those whose sizes are to be tried."""
+        return [layout for layout in self.every.every if self._tries(layout)]
+
+    @cached_property
+    def many(self) -> LayoutBatch:
+        return LayoutBatch.of(self.wanted)
 
     def _orders(self) -> list[list[NodeKind]]:
         counts = [kind.group.count for kind in self.kinds]

@@ -21,7 +21,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.partition.local_search import Worth
-from fasop.search.lower_bound import LowerBounds
+from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
@@ -31,7 +31,7 @@ from fasop.simulation.on_nodes import Nodes, times_on
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, Shared, best_shares
-from megatron_ext.contract.parallel_config import GATHERED
+from megatron_ext.contract.parallel_config import GATHERED, Recompute
 
 MOST_PASSES = 2**11
 """Micro-batches of a replica, times stages: every one of them is simulated, many times."""
@@ -67,8 +67,11 @@ def explore_shares(
         if time.process_time() > until:
             break
         kinds = sets[number]
-        if _worth(keep, kinds, least) and (group := fitting([one], order)) is not None:
-            gain = GAIN * (least - ending_of(one, kinds, bounds)) / _equal_seconds(one, kinds)
+        if not _worth(keep, kinds, least):
+            continue
+        gain = GAIN * (least - ending_of(one, kinds, bounds)) / _equal_seconds(one, kinds)
+        equal = float(bounds.of([one], Way.of(one.parallel), kinds)[0])
+        if _worth(keep, kinds, gain * equal) and (group := fitting([one], order)) is not None:
             keep.add([*_plans(group, least, until, gain, partial(keep.worth, kinds))])
 
 
@@ -87,9 +90,12 @@ def _looked_at(
     present = [kind for kind in kinds if kind.group.count]
     if len(present) < 2:
         return
+    quickest = Recompute.none if Recompute.none in choices.recompute else choices.recompute[0]
     for one in _sizes(training, present, choices):
         parallel = one.parallel
         if any(kind.group.count % parallel.pipeline for kind in present):
+            continue
+        if not worth(_busy_seconds(replace(one, parallel=replace(parallel, recompute=quickest)), present)):
             continue
         unit = [number for number, kind in enumerate(present) for _ in range(kind.group.count // parallel.pipeline)]
         order = Nodes(present, np.array([unit * parallel.pipeline]))
@@ -148,6 +154,13 @@ def least_seconds(
     return low + ending if worth(low + ending) else None
 
 
+def _busy_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
+    """Do as `least_seconds`, if no replica ever waits."""
+    parallel = one.parallel
+    rate = sum(count * parallel.pipeline / work for count, work, _ in _replicas(one, kinds))
+    return parallel.global_batch_size / parallel.micro_batch_size / rate
+
+
 def _equal_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
     """Do as `least_seconds` of what replicas compute, if each takes as many micro-batches as every other one."""
     parallel = one.parallel
@@ -202,7 +215,12 @@ def _plans(group: Candidates, least: float, until: float, gain: float, worth: Wo
     def may(seconds: Floats) -> NDArray[np.bool_]:
         return worth(gain * seconds)
 
-    partitions, equal = search_partitions(Bounded.of(group), worth=may)
+    some = Bounded.of(group, worth=may)
+    some = some.take(np.nonzero(may(some.proved))[0])
+    group = some.group
+    if not len(group):
+        return
+    partitions, equal = search_partitions(some, worth=may)
     for column in np.nonzero(may(equal))[0].tolist():
         nodes = [group.kinds[kind] for kind in group.orders[column]]
         training = group.training(column)

@@ -20,7 +20,7 @@ from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.dominance import distinct, never_worse
-from fasop.partition.local_search import feasible
+from fasop.partition.local_search import Worth, feasible
 from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.space import node_orders
 from fasop.search.space.choices import Choices
@@ -101,6 +101,8 @@ class Space:
             some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
             self._cuts += [(number, schedule, chunks) for number in some]
         self._raised = np.zeros(len(self._cuts), bool)
+        self._of_ways: dict[Way, Floats] = {}
+        """Bounds of each number, as far as they are known."""
 
     @cached_property
     def floor(self) -> float:
@@ -123,13 +125,16 @@ class Space:
         if Recompute.none in recompute:  # to compute again takes no less
             recompute = (Recompute.none,)
         for schedule, chunks in self._choices.ways:
-            of_way = np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
-            numbers = np.nonzero(of_way & some & ~self._raised)[0]
+            here = np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
+            numbers = np.nonzero(here & some & ~self._raised)[0]
             if len(numbers):
                 plans = [self._sized[self._cuts[number][0]] for number in numbers]
                 options = product(recompute, self._choices.sharded_optimizer)
                 ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
-                least = np.min([self._bounds.of(plans, way, self.kinds) for way in ways], axis=0)
+                for way in ways:
+                    of_way = self._of_ways.setdefault(way, np.full(len(self), np.nan))
+                    of_way[numbers] = self._bounds.of(plans, way, self.kinds)
+                least = np.min([self._of_ways[way][numbers] for way in ways], axis=0)
                 self.known[numbers] = np.maximum(least, self.known[numbers])
         self._raised |= some
 
@@ -192,28 +197,40 @@ class Space:
         variants = [replace(sized, parallel=variant) for variant in self._choices.variants(parallel)]
         return [one for one in variants if _shares_sequence(one)]
 
-    def bound(self, option: Training) -> float:
-        """Seconds below which no plan with this option is, on whatever order of the nodes."""
-        parallel = option.parallel
-        way = Way(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
-        return float(self._bounds.of([option], way, self.kinds)[0])
+    def bounds(self, number: int, options: Sequence[Training], worth: Worth) -> Floats:
+        """[options]: seconds below which no plan of these sizes with each option is, on whatever order of the nodes; of
+        what computes layers again those of what does not, where these are not `worth` it."""
+        found = np.zeros(len(options))
+        for place, option in enumerate(options):
+            way = Way.of(option.parallel)
+            quick = self._of_ways.get(way._replace(recompute=Recompute.none))
+            least = np.nan if quick is None else quick[number]
+            if np.isnan(least) or (way.recompute is not Recompute.none and worth(np.array([least]))[0]):
+                least = self._bounds.of([option], way, self.kinds)[0]
+            found[place] = least
+        return found
 
     def built(self, number: int, nodes: Sequence[Nodes], options: Sequence[Training] | None = None) -> list[Candidates]:
         """All options, or these, in such orders as fit into memory with some partition, and are worth a look."""
         wanted = self.options(number) if options is None else options
         return [group for some in nodes if (group := fitting(wanted, some)) is not None]
 
-    def beside(self, training: Training, nodes: Sequence[NodeKind]) -> Iterator[Candidates]:
-        """All schedules of as many chunks and options of the sizes of a plan, in its node order; none if it is on other
-        nodes."""
+    def beside(self, training: Training, nodes: Sequence[NodeKind], worth: Worth) -> Iterator[Candidates]:
+        """All schedules of as many chunks and options of the sizes of a plan, in its node order, that may be of worth;
+        none if it is on other nodes."""
+        if len(nodes) != sum(self.nodes):
+            return
         names = [kind.name for kind in self.kinds]
         if Counter(node.name for node in nodes) != Counter({kind.name: kind.group.count for kind in self.kinds}):
             return
         order = self.in_orders(np.array([[names.index(node.name) for node in nodes]]))
         sizes = _sizes_alone(training.parallel)
         for number, (place, _, chunks) in enumerate(self._cuts):
-            if chunks == training.parallel.chunks and _sizes_alone(self._sized[place].parallel) == sizes:
-                yield from self.built(number, order)
+            alike = chunks == training.parallel.chunks and _sizes_alone(self._sized[place].parallel) == sizes
+            if alike and worth(self.known[number : number + 1])[0]:
+                options = self.options(number)
+                some = np.nonzero(worth(self.bounds(number, options, worth)))[0]
+                yield from self.built(number, order, [options[one] for one in some])
 
     @property
     def groups(self) -> Iterator[Candidates]:

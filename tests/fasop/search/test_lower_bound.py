@@ -129,7 +129,7 @@ def test_what_is_proved_of_sizes_counts_the_options_that_were_not_worth_building
         case = random_case(np.random.default_rng(seed))
         space = Space(*case)
         for number in range(len(space)):
-            bounds = sorted(space.bound(option) for option in space.options(number))
+            bounds = sorted(space.bounds(number, space.options(number), lambda seconds: seconds < np.inf).tolist())
             if len(bounds) > 1 and bounds[-1] > 1.0001 * bounds[0]:
                 looked = Space(*case)
                 SpaceSearch(looked, Below((bounds[0] + bounds[-1]) / 2), np.inf).look()

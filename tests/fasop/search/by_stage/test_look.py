@@ -21,18 +21,19 @@ from fasop.search.arguments import Arguments
 from fasop.search.by_stage import bounds, layout_bounds, look
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
-from fasop.search.by_stage.closing import WHOLE
+from fasop.search.by_stage.closing import QUICK, WHOLE
 from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import layouts
 from fasop.search.by_stage.longest_paths import LongestPaths
-from fasop.search.by_stage.look import explore_stages
+from fasop.search.by_stage.look import explore_near, explore_stages
 from fasop.search.by_stage.neighbours import Near
 from fasop.search.by_stage.staged_plans import SCHEDULES, StagedPlans
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.run import best_plans
-from fasop.search.search import Best
+from fasop.search.search import Best, explore
+from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
 from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.ranks.columns import ColumnReplay
@@ -509,3 +510,23 @@ def test_near_a_plan_are_those_with_other_micro_batches_that_every_replica_gets_
         assert {sizes[number] for number in found} == expected
         own = some.options[sizes.index(3)].parallel
         assert all(replace(some.options[number].parallel, micro_batch_size=3) == own for number in found)
+
+
+def test_near_a_plan_whose_stages_are_alike_lies_a_faster_one() -> None:
+    """As fast as what the longer look finds there, in less work; without a plan to begin with there is none."""
+    words = ["model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"]
+    inputs = read(["cluster=a100x8_a10x8", "cluster.groups.a10.count=3", *words])
+    inputs = replace(inputs, kinds=[kind for kind in inputs.kinds if kind.name == "a10"])
+    best, longer, nothing = Best(1), Best(1), Best(1)
+    explore([Space(inputs.training, inputs.kinds, inputs.choices)], best)
+    (alike,) = best.plans
+    longer.add([alike])
+    assert explore_near(inputs.training, [inputs.kinds], inputs.choices, best, QUICK, math.inf)
+    explore_stages(inputs.training, [inputs.kinds], inputs.choices, longer, QUICK, math.inf)
+    (near,) = best.plans
+    assert not near.parallel.alike and near.bound <= near.total < 0.97 * alike.total
+    assert near.total <= 1.01 * longer.plans[0].total
+    predicted = predict_plan(PlacedTraining(training=near.training, partition=near.partition, nodes=near.nodes))
+    assert near.total == pytest.approx(predicted.iteration_s)
+    assert not explore_near(inputs.training, [inputs.kinds], inputs.choices, nothing, QUICK, math.inf)
+    assert not nothing.plans
