@@ -264,8 +264,8 @@ def explore_stages(
     """
     if why_not(training, sets[0], choices, effort):
         return None
-    every = (StagedPlans(training, kinds, choices, effort.layouts) for kinds in sets)
-    nodes = [some for some in every if some.wanted]
+    staged = (StagedPlans(training, kinds, choices, effort.layouts) for kinds in sets)
+    nodes = [some for some in staged if some.wanted]
     if not nodes:
         return None
     first = [node.name for node in keep.plans[0].nodes] if keep.plans else []
