@@ -57,17 +57,31 @@ class Chains:
     exists: NDArray[np.bool_]
 
 
-def least(chains: Chains, work: float) -> Floats:
+class Beside(NamedTuple):
+    """One more chain of each plan, of which a mean with others may have a part."""
+
+    price: Floats
+    """[plans, stages]: seconds of a unit of work."""
+    fixed: Floats
+    """[plans]: seconds without any work."""
+    weight: Floats
+    """[plans]: beside which the others get their weights."""
+
+
+def least(chains: Chains, work: float, beside: Beside | None = None) -> Floats:
     """[plans]: no way to share out so many units of work takes less."""
     later = np.zeros(len(chains.own))
-    constant = np.zeros(len(chains.own))
+    constant, whole, priced = later.copy(), later.copy(), np.zeros(chains.own.shape)
+    if beside is not None:
+        constant, whole = beside.weight * beside.fixed, beside.weight
+        priced = beside.weight[:, np.newaxis] * beside.price
     faster = np.where(chains.exists, 1 / np.maximum(chains.own, 1e-30), 0.0)
-    by_stage = (np.ascontiguousarray(kind.T[::-1]) for kind in (chains.trip, faster, chains.fixed))
-    for trip, rate, fixed in zip(*by_stage, strict=True):
-        weight = np.maximum(0.0, 1 - trip * later) * rate
+    by_stage = (np.ascontiguousarray(kind.T[::-1]) for kind in (chains.trip, faster, chains.fixed, priced))
+    for trip, rate, fixed, paid in zip(*by_stage, strict=True):
+        weight = np.maximum(0.0, 1 - trip * later - paid) * rate
         later += weight
         constant += weight * fixed
-    found: Floats = np.maximum((work + constant) / np.maximum(later, 1e-30), chains.fixed.max(axis=1))
+    found: Floats = np.maximum((work + constant) / np.maximum(later + whole, 1e-30), chains.fixed.max(axis=1))
     return found
 
 

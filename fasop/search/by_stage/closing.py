@@ -16,6 +16,8 @@ from fasop.search.by_stage.candidate import Candidate
 
 BOXES = (0, 25, 100, 400)
 """In which a candidate is bounded by its longest paths, each time that it is the lowest once more."""
+PROBED = 2
+"""Proofs that are made if only the lowest bound is of a candidate: they may come upon better partitions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class Effort:
     """How many layouts near fast plans are searched until one is faster, at most."""
 
 
-QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.95, raised=90, proofs=16, patience=12)
+QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.953, raised=150, proofs=16, patience=12)
 WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60, patience=60)
 
 
@@ -114,7 +116,12 @@ class Closing:
             partition, steps = what.partition, 1
         else:
             number = what.steps - 1
-            if number == len(BOXES) or not far or self._proofs == effort.proofs or not one.alike:
+            if (
+                number == len(BOXES)
+                or not (far or self._proofs < PROBED)
+                or self._proofs == effort.proofs
+                or not one.alike
+            ):
                 return False
             self._proofs += 1
             partition = one.search(self.fastest)[0] if what.partition is None else what.partition

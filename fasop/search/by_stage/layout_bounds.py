@@ -19,6 +19,7 @@ from fasop.frozen import replace
 from fasop.search.by_stage.bounds import (
     Chains,
     TripBound,
+    Way,
     Work,
     forward_in_gpipe,
     least,
@@ -27,6 +28,7 @@ from fasop.search.by_stage.bounds import (
 )
 from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_links import LayoutLinks
+from fasop.search.by_stage.turning import LayoutTurns
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import step_s_per_parameter
 from megatron_ext.contract.parallel_config import Schedule
@@ -98,46 +100,82 @@ class PlacedLayouts:
 
     def least_seconds(self, one: Training, work: Work) -> Floats:
         """[2, layouts], without and with a sharded optimizer, of the schedule and the micro-batches of `one`: seconds
-        below which no iteration is.
-
-        A micro-batch comes as fast as the stage's fastest kind of node lets it, and the stage's own passes take as long
-        as on its slowest.
-        """
-        layouts, schedule, number = self._layouts, one.parallel.schedule, self._number
-        count = one.parallel.global_batch_size // one.parallel.micro_batch_size
-        fewest, most = self._shared_out(count)
-        lag, first = self._lag, self._number == 0
-        costs, hops, scattered = self._costs(work), self._hops(work), self._scattered(work)
-        before = np.cumsum(hops, axis=1) - hops
-        found = np.zeros((2, len(layouts.tensors)))
-        for way in ways(schedule):
-            own, hidden = np.zeros(layouts.tensors.shape), np.zeros(layouts.tensors.shape)
-            ends = np.full(layouts.tensors.shape, np.inf)
-            for kind in costs:
-                batches = np.where(self._first == kind.number, most, fewest)
-                back, least_back = (
-                    each if way.sums else until_returned(schedule, lag, each, first=first) for each in (batches, fewest)
-                )
-                own = largest_present(own, batches * kind.forward + back * kind.backward, kind.present)
-                hidden = largest_present(hidden, filling(schedule) * kind.backward, kind.present)
-                ends = _smallest(ends, fewest * kind.ends[0] + least_back * kind.ends[1], kind.present)
-            trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, way.back)
-            embedding = self._trip([kind.embedding for kind in costs], costs, way.back)
-            after = 0.0 if way.sums else self._ending(one)[:, np.newaxis]
-            fixed = ends + (1 if way.sums else 2) * before + np.where(number > 0, embedding[:, :1], 0.0) + after
-            chains = Chains(
-                own=own,
-                trip=np.where(layouts.exists, trip, 0.0),
-                fixed=np.where(layouts.exists, fixed, 0.0),
-                exists=layouts.exists,
-            )
+        below which no iteration is."""
+        scattered, found = self._scattered(work), np.zeros((2, len(self._layouts.tensors)))
+        for way in ways(one.parallel.schedule):
+            chains, hidden = self._chains(one, work, way)
             if not way.sums:
                 found = np.maximum(found, least(chains, work.whole))
                 continue
             for sharded, rounds in enumerate((2, 1)):  # an all-reduce, or a reduce-scatter
                 exposed = np.maximum(0.0, rounds * scattered - hidden * one.overlaps)
-                found[sharded] = np.maximum(found[sharded], least(replace(chains, own=own + exposed), work.whole))
+                every = replace(chains, own=chains.own + exposed)
+                found[sharded] = np.maximum(found[sharded], least(every, work.whole))
         return found + self._start(one)
+
+    def _chains(self, one: Training, work: Work, way: Way) -> tuple[Chains, Floats]:
+        """The chains but for the sums of gradients, and [layouts, stages] seconds of a unit that hide these.
+
+        A micro-batch comes as fast as the stage's fastest kind of node lets it, and the stage's own passes take as long
+        as on its slowest.
+        """
+        layouts, schedule, number = self._layouts, one.parallel.schedule, self._number
+        fewest, most = self._shared_out(one.parallel.global_batch_size // one.parallel.micro_batch_size)
+        costs, hops = self._costs(work), self._hops(work)
+        own, hidden = np.zeros(layouts.tensors.shape), np.zeros(layouts.tensors.shape)
+        ends = np.full(layouts.tensors.shape, np.inf)
+        for kind in costs:
+            batches = np.where(self._first == kind.number, most, fewest)
+            back, least_back = (
+                each if way.sums else until_returned(schedule, self._lag, each, first=number == 0)
+                for each in (batches, fewest)
+            )
+            own = largest_present(own, batches * kind.forward + back * kind.backward, kind.present)
+            hidden = largest_present(hidden, filling(schedule) * kind.backward, kind.present)
+            ends = _smallest(ends, fewest * kind.ends[0] + least_back * kind.ends[1], kind.present)
+        trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, way.back)
+        embedding = self._trip([kind.embedding for kind in costs], costs, way.back)
+        after = 0.0 if way.sums else self._ending(one)[:, np.newaxis]
+        before = (1 if way.sums else 2) * (np.cumsum(hops, axis=1) - hops)
+        fixed = ends + before + np.where(number > 0, embedding[:, :1], 0.0) + after
+        chains = Chains(
+            own=own,
+            trip=np.where(layouts.exists, trip, 0.0),
+            fixed=np.where(layouts.exists, fixed, 0.0),
+            exists=layouts.exists,
+        )
+        return chains, hidden
+
+    def turning_seconds(self, one: Training, work: Work) -> Floats:
+        """[2, layouts]: the same from means with chains that turn (`LayoutTurns`)."""
+        count, costs, schedule = (
+            one.parallel.global_batch_size // one.parallel.micro_batch_size,
+            self._costs(work),
+            one.parallel.schedule,
+        )
+        fewest, most = self._shared_out(count)
+        hop, busy, _ = np.moveaxis(self._messages(work), 2, 0)
+        chains, _ = self._chains(one, work, ways(schedule)[0])
+        ends = self._trip([kind.ends for kind in costs], costs, schedule.definition.input_share)
+        forward, backward = self._quickest(costs, lambda kind: kind.forward, lambda kind: kind.backward)
+        turns = LayoutTurns(
+            schedule=schedule,
+            layouts=self._layouts,
+            total=count,
+            fewest=fewest,
+            most=most,
+            ahead=np.maximum(self._ahead, 0),
+            lag=self._lag,
+            hop=hop,
+            busy=busy,
+            trip=chains.trip,
+            ends=np.where(self._layouts.exists, ends, 0.0),
+            passes=(forward, backward),
+            ending=self._ending(one),
+        )
+        every = [np.maximum(beside.fixed, least(chains, work.whole, beside)) for beside in turns.every()]
+        found: Floats = np.max(every, axis=0) + self._start(one)
+        return found
 
     def trip_in_parts(self, one: Training, work: Work) -> Floats:
         """[2, layouts]: a bound like `least_seconds` from another chain (`TripBound`), if layers have parts."""

@@ -372,6 +372,8 @@ def _options(nodes: Sequence[StagedPlans], rows: Sequence[Row], *, later: bool) 
             shared = tuple(number for number in row.numbers if of_row[number].parallel.sharded_optimizer)
             known[key] = shared, tuple(number for number in row.numbers if number not in shared)
         shared, others = known[key]
+        if others and max(nodes[row.kinds].wanted[row.layout].replicas) == 1:  # there is nothing to share out
+            shared = ()
         if shared and not later:
             yield _Options(row.of_sharded, row, shared)
         elif others and bool(shared) == later:

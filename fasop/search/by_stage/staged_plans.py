@@ -29,7 +29,7 @@ from fasop.search.space import node_orders
 from fasop.search.space.candidates import MOST_REPLICAS, divisors, fastest_first
 from fasop.search.space.choices import SEARCHED, Choices
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 SCHEDULES = tuple(schedule for schedule in SEARCHED if not schedule.definition.has_chunks)
 """Those of stages with unlike numbers of replicas."""
@@ -42,7 +42,7 @@ PER_CHANGE, PER_PART = 0.05, 0.6
 replica has but one of the micro-batches."""
 BOUNDS = (
     *(PlacedLayouts.shortest_trip, PlacedLayouts.trip_in_parts),
-    *(PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds),
+    *(PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds, PlacedLayouts.turning_seconds),
 )
 """Bound many layouts, each of them those that the ones before leave."""
 
@@ -72,12 +72,16 @@ class _Costs(NamedTuple):
 
     micro_batch_size: int
     recompute: Recompute
-    halves: bool
-    """Whether backward passes are in two parts."""
+    schedule: Schedule
 
     @classmethod
     def of(cls, parallel: Parallelism) -> _Costs:
-        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule.definition.splits_backward)
+        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule)
+
+    @property
+    def last(self) -> tuple[bool, bool]:
+        """What comes behind what it takes no less than."""
+        return self.recompute is not Recompute.none, not self.schedule.definition.splits_backward
 
 
 class StagedPlans:
@@ -144,7 +148,7 @@ class StagedPlans:
         for option, one in enumerate(self.options):
             groups.setdefault(_Costs.of(one.parallel), []).append(option)
         every = []
-        for costs, numbers in sorted(groups.items(), key=lambda row: row[0].recompute is not Recompute.none):
+        for costs, numbers in sorted(groups.items(), key=lambda row: row[0].last):
             first = {self.options[option].parallel.sharded_optimizer: self.options[option] for option in numbers[::-1]}
             one = first.get(False) or first[True]
             every.append((costs, tuple(numbers), one, int(min(first)), int(max(first))))
@@ -157,16 +161,20 @@ class StagedPlans:
             fits = inside[tuple(node.gpus for node in nodes)]
             some = np.nonzero(fits & (self.many.last >= low) & (self.many.last < high))[0]
             placed, most = PlacedLayouts(self.many.take(some), nodes, self.names), self.many.replicas[some].max(axis=1)
-            known: dict[tuple[object, ...], Floats] = {}
+            known, halves = dict[tuple[object, ...], Floats](), dict[int, Floats]()
             for costs, options, one, whole, sharded in every:
                 work = self._work(one)
                 fine = most <= min(batch // costs.micro_batch_size, MOST_REPLICAS)
                 bounds = known.get(costs[::2], np.zeros((2, len(some)))).copy()
+                if costs.schedule is Schedule.one_f_one_b and costs.micro_batch_size in halves:
+                    bounds = np.maximum(bounds, halves[costs.micro_batch_size])
                 lowest = bounds[sharded]  # where a sharded optimizer is tried, with that
                 for bound in BOUNDS:
                     if len(near := np.nonzero(fine & worth(lowest))[0]):
                         of_near = placed if len(near) == len(some) else placed.take(near)
                         bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, one, work))
+                    if bound is PlacedLayouts.trip_in_parts and costs.schedule.definition.splits_backward:
+                        halves.setdefault(costs.micro_batch_size, bounds.copy())  # none that are whole take less
                 if costs.recompute is Recompute.none:
                     known[costs[::2]] = bounds  # to compute again takes no less
                 kept = fine & worth(lowest)

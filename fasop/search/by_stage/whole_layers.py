@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.costs.schedules import forward_left
 from fasop.search.by_stage.bounds import FAR, left, until_returned
+from fasop.search.by_stage.turning import Rounds, held_at_most, most_trips, through_one
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
@@ -27,7 +27,8 @@ HALVED = 9
 
 @dataclass(frozen=True, kw_only=True)
 class StageTables:
-    """Seconds of each stage with each number of layers: [stages, layers + 1] each."""
+    """Seconds of each stage with each number of layers: [stages, layers + 1] each, but for `trips` and
+    `rounds`."""
 
     fits: NDArray[np.bool_]
     """Whether memory has room for them."""
@@ -47,10 +48,18 @@ class StageTables:
     """Its passes until its last gradient leaves it, and what follows the first stage's sums."""
     left: Floats
     """Its passes that follow when a micro-batch has gone there and back, and what follows the first stage's sums."""
-    twice: Floats
-    """Its passes if its first micro-batch goes through the later stages and back and, all others in between, its last
-    one does; with what follows the first stage's sums. Where its last forward pass precedes the first backward one,
-    this is no chain, and nothing counts."""
+    pair: Floats
+    """A micro-batch on its way there and back, without messages, as in `there_and_back`."""
+    turned: Floats
+    """Its passes of chains that turn at it (`_turned`), with what follows the first stage's sums."""
+    crossed: Floats
+    """The same of those that begin with messages, which do not wait for its step."""
+    trips: Floats
+    """[stages, 3]: round trips in between of `Rounds`: none, as many as can be, and as many as can turn at the next
+    stage."""
+    rounds: Floats
+    """[stages, 3, layers + 1]: its own passes and messages by then, with what follows the first stage's sums; where
+    there is no such chain, nothing counts."""
 
     @classmethod
     def of(
@@ -93,10 +102,13 @@ class StageTables:
             if not (schedule is Schedule.gpipe and not layout.even):  # there they precede the way back
                 passes_left = passes_left + after[:, 0] * forward
             rows["left"].append(passes_left.max(axis=0) + tied)
-            rounds = forward_left(schedule, (sum(layout.replicas[stage:]) - 1) // layout.replicas[stage], count)
-            weights = np.maximum(0, rounds - lag) * (1 - share)
-            twice = (1 + rounds) * (forward + share * backward) + weights * backward + tied
-            rows["twice"].append(np.where(rounds > 0, twice, -FAR).max(axis=0))
+            rows["pair"].append(both if layout.even else apart)
+            turned, crossed = _turned(schedule, layout, counts, stage, heads, forward, backward)
+            rows["turned"].append(turned + tied)
+            rows["crossed"].append(crossed + tied)
+            trips, rounds = _rounds(schedule, layout, counts, stage, forward, backward)
+            rows["trips"].append(trips)
+            rows["rounds"].append(rounds + (2 + trips[:, np.newaxis]) * (ahead + returning) + tied)
         tables = {name: np.array(of_stages) for name, of_stages in rows.items()}
         return cls(fits=np.arange(tables["step"].shape[1]) <= room[:, np.newaxis], **tables)
 
@@ -131,30 +143,108 @@ class StageTables:
         whole, most = allowed.shape[1], int(np.flatnonzero(allowed.any(axis=0))[-1]) + 1
         before = np.arange(whole)[:, np.newaxis] - np.arange(most)
         before[before < 0] = whole  # where all is infinite
-        later = self._later_trips(allowed, before)
-        ways = np.full((3, whole + 1), np.inf)  # there, back, and there and back, by the layers of the stages before
+        later, near = self._later_trips(allowed, before)
+        # There, back, there and back, and that with no step but the first one, by the layers of the stages before.
+        ways = np.full((4, whole + 1), np.inf)
         ways[:, 0] = 0.0
         for stage, fine in enumerate(allowed[:, :most]):
             step = self.step[stage, :most]
-            there, back, both = ways[:, before]
+            there, back, both, free = ways[:, before]
             there = np.maximum(there, step)
             both = np.maximum(both, step + back)
+            free = free if stage else both
             fits = fine & (there + self.summed[stage, :most] <= seconds)
             fits &= both + self.returned[stage, :most] <= seconds
-            fits &= both + self.twice[stage, :most] + 2 * later[stage] <= seconds
+            behind = (2 * later[stage], (2 + self.trips[stage, 1]) * later[stage], near[stage])
+            for passes, others in zip(self.rounds[stage, :, :most], behind, strict=True):
+                fits &= both + passes + others <= seconds
+            fits &= (both + self.turned[stage, :most] <= seconds) & (free + self.crossed[stage, :most] <= seconds)
             there += self.there[stage, :most]
             back += self.back[stage, :most]
-            both += self.there_and_back[stage, :most]
-            ways[:, :whole] = np.where(fits, [there, back, both], np.inf).min(axis=2)
+            both, free = both + self.there_and_back[stage, :most], free + self.there_and_back[stage, :most]
+            ways[:, :whole] = np.where(fits, [there, back, both, free], np.inf).min(axis=2)
         return float(ways[2, whole - 1])
 
-    def _later_trips(self, allowed: NDArray[np.bool_], before: Integers) -> Floats:
-        """[stages, layers + 1, 1]: seconds of a micro-batch through all later stages and back, at least, if so many
-        layers lie on all others."""
+    def _later_trips(self, allowed: NDArray[np.bool_], before: Integers) -> tuple[Floats, Floats]:
+        """[stages, layers + 1, 1] each: seconds of a micro-batch through all later stages and back, at least, if so
+        many layers lie on all others; and twice that, with round trips in between that turn at the next stage."""
         whole, most = allowed.shape[1], before.shape[1]
-        found, way = [], np.full(whole + 1, np.inf)
+        found, near, way = [], [np.zeros(whole)], np.full(whole + 1, np.inf)
         way[0] = 0.0
-        for fine, trip in zip(allowed[::-1, :most], self.there_and_back[::-1, :most], strict=True):
+        for stage in range(len(allowed) - 1, -1, -1):
             found.append(way[whole - 1 :: -1])
-            way = np.append(np.where(fine, way[before] + trip, np.inf).min(axis=1), np.inf)
-        return np.array(found[::-1])[..., np.newaxis]
+            trip = np.where(allowed[stage, :most], self.there_and_back[stage, :most], np.inf)
+            if stage:
+                rounds = 2 * (way[before] + trip) + self.trips[stage - 1, 2] * self.pair[stage, :most]
+                near.append(rounds.min(axis=1)[::-1])
+            way = np.append((way[before] + trip).min(axis=1), np.inf)
+        return np.array(found[::-1])[..., np.newaxis], np.array(near[::-1])[..., np.newaxis]
+
+
+def _rounds(
+    schedule: Schedule,
+    layout: Layout,
+    counts: Sequence[Sequence[int]],
+    stage: int,
+    forward: Floats,
+    backward: Floats,
+) -> tuple[Floats, Floats]:
+    """[3] the `StageTables.trips` of one stage, and [3, layers + 1] its passes in `rounds`; those of its ranks are
+    [replicas, layers + 1].
+
+    A micro-batch that another one follows on the next stage may be of another replica.
+    """
+    one, own, count, total = schedule.definition, layout.replicas[stage], np.array(counts[stage]), sum(counts[0])
+    held, late = (one.ahead(_after(layout, stage)) + 1) * own, one.lag(sum(layout.replicas[:stage]) // own)
+    far = most_trips((int(count.min()) - 1) * own, held, held)
+    trips, passes = np.zeros(3), np.full((3, forward.shape[1]), -FAR)
+    if far >= 0:
+        trips[1], last = far, (count[:, np.newaxis] - 1) * own
+        for way in (0, 1):
+            chain = Rounds.of(last, held, held, own, late, int(trips[way]))
+            passes[way] = chain.passes(forward, backward, one.input_share).max(axis=0)
+    if stage < layout.stages - 1 and total > held:
+        step = held - one.ahead(_after(layout, stage + 1)) * layout.replicas[stage + 1]
+        trips[2] = most_trips(total - 1, held, step)
+        chain = Rounds.of(total - 1, held, step, own, late, int(trips[2]))
+        passes[2] = chain.passes(forward.min(axis=0), backward.min(axis=0), one.input_share)
+    return trips, passes
+
+
+def _after(layout: Layout, stage: int) -> int:
+    """Count the micro-batches that a stage and all after it hold for one of its replicas, but one."""
+    return int(sum(layout.replicas[stage:]) - 1) // layout.replicas[stage]
+
+
+def _turned(
+    schedule: Schedule,
+    layout: Layout,
+    counts: Sequence[Sequence[int]],
+    stage: int,
+    heads: Sequence[RankColumns],
+    forward: Floats,
+    backward: Floats,
+) -> tuple[Floats, Floats]:
+    """[layers + 1] each: seconds of all passes of a stage there, and then those held back; or of those held there, and
+    then all of them back; and the same with messages of the slowest link before it instead of the passes there. On the
+    way back what takes longer counts.
+
+    Which replica the last micro-batch that crosses the link comes to is not known.
+    """
+    share, own, count = schedule.definition.input_share, layout.replicas[stage], np.array(counts[stage])[:, np.newaxis]
+    held = held_at_most(schedule, _after(layout, stage), count)
+    pair, way_back = forward + share * backward, share * backward
+    late, early = (held - 1) * way_back, ((held - 1) * forward, (count - 1) * way_back)
+    if stage == 0:
+        found = (pair + np.maximum((count - 1) * forward + late, sum(early))).max(axis=0)
+        return found, found
+    before = max(range(stage), key=lambda number: float(heads[number].busy_forward[0]))
+    there, back = float(heads[before].busy_forward[0]), float(heads[before + 1].busy_backward[0])
+    peers, senders = layout.replicas[before : before + 2]
+    late = np.maximum(late, (through_one(int(held.min()), own, senders) - 1) * back)
+    last = np.maximum(early[1], (through_one(int(count.min()), own, senders) - 1) * back)
+    by_passes = (pair + np.maximum((count - 1) * forward + late, early[0] + last)).max(axis=0)
+    all_there, held_there = (
+        (number - 1) * there for number in (counts[before][0], through_one(int(held.min()), own, peers))
+    )
+    return by_passes, np.maximum((pair + last).max(axis=0) + held_there, all_there + (pair + late).min(axis=0))

@@ -271,11 +271,32 @@ def test_no_plan_is_below_its_bounds(seed: int, network: str) -> None:
         assert 0 < placed.shortest_trip(one, work)[0] <= taken * (1 + 1e-9)
         assert placed.least_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.trip_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
+        assert placed.turning_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         candidate = Candidate(one, plan.nodes, work, names)
         assert candidate.bound <= taken * (1 + 1e-9)
         for limit in (0.98 * taken, taken, 1.5 * taken):
             candidate.tighten(limit)
             assert candidate.bound <= taken * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("network", ["plain", "links"])
+def test_no_option_is_below_the_bound_of_the_options_that_it_is_bounded_with(network: str) -> None:
+    rows = 0
+    for seed in range(fewer(12, 60)):
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng)
+        kinds = [*NETWORKS[network](rng, kinds)]
+        nodes = StagedPlans(training, kinds, choices, 60)
+        every = [row for some in nodes.rows(0, range(len(nodes.orders))[:2], np.isfinite) for row in some.every]
+        for number in rng.permutation(len(every))[:20]:
+            row = every[number]
+            for option in row.numbers:
+                one = nodes.candidate(nodes.wanted[row.layout], row.order, option)
+                bound = row.of_sharded if one.training.parallel.sharded_optimizer else row.bound
+                if one.few and math.isfinite(one.bound):
+                    assert bound <= one.seconds(one.every()).min() * (1 + 1e-9), (seed, number, option)
+                    rows += 1
+    assert rows > 200
 
 
 BETWEEN = (
