@@ -517,6 +517,16 @@ def test_a_search_finds_the_best_plan_of_the_seeds_clusters_and_prove_shows_that
         assert not re.search(r"more than ([6-9]|5\.[1-9]|\d\d)", said)
 
 
+@pytest.mark.slow
+def test_little_is_open_where_a_slow_link_joins_two_rooms_and_nothing_with_prove() -> None:
+    words = ["cluster=two_rooms", "model=xl", "train.precision=bf16", "parallel.global_batch_size=64"]
+    for prove, least in ((False, 1 / 1.05), (True, 1 - 1e-5)):
+        outcome = best_plans(read(words), Arguments(top=1, prove=prove))
+        assert outcome.looked is not None
+        assert outcome.looked.least >= least * outcome.plans[0].total
+        assert outcome.plans[0].total * 1e3 == pytest.approx(2269.1, abs=0.1)
+
+
 def test_near_a_plan_are_those_with_other_micro_batches_that_every_replica_gets_one_of() -> None:
     training, kinds, choices = random_case(np.random.default_rng(1))
     training = replace(training, parallel=replace(training.parallel, global_batch_size=12))
