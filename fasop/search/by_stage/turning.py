@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.partition.bounds import TINY
 from fasop.search.by_stage.bounds import Beside
 from fasop.search.by_stage.layout_batch import LayoutBatch
@@ -122,7 +122,7 @@ class LayoutTurns:
         """Those which turn at the stage behind the link that takes longest; with the stages that they pass."""
         number, replicas = np.arange(self.hop.shape[1]), self.layouts.replicas
         held = held_at_most(self.schedule, self.ahead, self.fewest)
-        senders, sent, busy = (np.roll(part, 1, axis=1) for part in (replicas, self.most, self.busy))
+        senders, sent, busy = (rolled(part, 1, 1) for part in (replicas, self.most, self.busy))
         late = (sent - 1) + (held - 1)
         early = (through_one(held, replicas, senders) - 1) + (self.most - 1)
         messages = 2 * (np.cumsum(self.hop, axis=1) - self.hop) + np.maximum(late, early) * busy
@@ -139,7 +139,7 @@ class LayoutTurns:
         held, before = (one.ahead(self.ahead) + 1) * replicas, np.cumsum(hop, axis=1) - hop
         behind = hop.sum(axis=1, keepdims=True) - before
         is_last = number >= self.layouts.last[:, np.newaxis]
-        step = np.maximum(1, held - np.where(is_last, 0, np.roll(one.ahead(self.ahead) * replicas, -1, axis=1)))
+        step = np.maximum(1, held - np.where(is_last, 0, rolled(one.ahead(self.ahead) * replicas, -1, 1)))
         ways = [(held, (self.most - 1) * replicas, behind), (step, np.full_like(held, self.total - 1), hop)]
         every = [most_trips(last, held, by) for by, last, _ in ways]
         messages = [
