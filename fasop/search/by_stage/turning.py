@@ -76,8 +76,8 @@ def held_at_most(schedule: Schedule, after: Any, count: Any) -> Any:
 
 
 def through_one(some: Any, replicas: Any, peers: Any) -> Any:
-    """Of `some` micro-batches of one of a stage's `replicas`, those that one of another stage's has of them, at least:
-    the one that has most."""
+    """How many of `some` micro-batches of one of a stage's `replicas` that one of another stage's has which has most of
+    them, at least."""
     return -(-some // (peers // np.gcd(replicas, peers)))
 
 
