@@ -111,7 +111,7 @@ class Best:
         faults = [self._fault(plan) for plan in plans]
         self.refused = self.refused or next(filter(None, faults), None)
         accepted = [plan for plan, fault in zip(plans, faults, strict=True) if fault is None]
-        for plan in sorted([*self.plans, *accepted], key=by_time):
+        for plan in sorted([*self.plans, *accepted], key=lambda plan: (by_time(plan), -plan.bound)):
             best.setdefault(replace(plan.training.parallel, partition=None), plan)
         self.plans = [*best.values()][: self._most]
 

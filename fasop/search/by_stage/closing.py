@@ -39,6 +39,11 @@ class Effort:
     patience: int
     """How many layouts near fast plans are searched until one is faster, at most."""
 
+    @property
+    def proves(self) -> bool:
+        """Whether bounds are raised up to the best plan."""
+        return self.near == 1.0
+
 
 QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.953, raised=150, proofs=16, patience=12)
 WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60, patience=60)
@@ -99,9 +104,12 @@ class Closing:
         return self._heap[0][0] if self._heap else math.inf
 
     def tighten(self) -> None:
-        """Raise the bounds of the fastest candidates."""
-        for one, _ in self.best:
+        """Raise the bounds of the fastest candidates as far as those of others."""
+        for one, partition in [*self.best]:
             one.tighten(self.fastest)
+            for boxes in BOXES if one.alike and self._effort.proves else ():
+                if one.bound < self.fastest:
+                    self.keep(one, *one.prove(partition, boxes, self.fastest))
 
     def _closer(self, bound: float, _: int, what: _Open) -> bool:
         """Bound the first one more closely; whether there is a way that is worth it."""

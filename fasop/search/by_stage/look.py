@@ -357,7 +357,11 @@ def _climbed(nodes: Sequence[StagedPlans], keep: Best, effort: Effort, until: fl
         layers = np.reshape(best.partition.layers, (parallel.chunks, -1)).sum(axis=0).tolist()
         for number, some in enumerate(nodes):
             for order, option in some.places_of(best):
-                search.add_fast(_Place(number, order, option, parallel.layout), layers, best.total)
+                place = _Place(number, order, option, parallel.layout)
+                search.add_fast(place, layers, best.total)
+                if not parallel.alike and effort.proves:  # its own bound is raised as well
+                    one, partition = search.build(place), np.array(layers)
+                    search.closing.keep(one, partition, float(one.seconds(partition.reshape(-1, 1))[0]))
     search.climb(CLIMB)
     return search
 
