@@ -18,10 +18,11 @@ else:
         return dict.fromkeys(one.name for one in fields) if plain else {}
 
     def replace(one: Any, /, **changes: Any) -> Any:
-        kind, known = type(one), vars(one)
+        kind = type(one)
         names = _fields(kind)
         if not names or not changes.keys() <= names.keys():
             return dataclasses.replace(one, **changes)
+        known = vars(one)
         values = {name: known[name] for name in names}
         values.update(changes)
         made = object.__new__(kind)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from conf.errors import TdppError
 from conf.reading.own_folders import is_file
@@ -19,9 +19,6 @@ from conf.utf8 import is_utf8, shown
 
 MOST_DIGITS = 4000
 """The most digits of a number: Python reads none of more than 4300."""
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 Word = TypeVar("Word", bound=StrEnum)

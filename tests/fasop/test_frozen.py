@@ -31,6 +31,12 @@ class _Counted:
     seen: list[str] = field(default_factory=list, init=False)
 
 
+@dataclass(frozen=True, slots=True)
+class _Slotted:
+    low: int
+    high: int = 9
+
+
 def test_it_equals_what_python_makes() -> None:
     one = _Pair(low=1)
     assert one.mean == 5
@@ -59,3 +65,7 @@ def test_what_is_no_argument_is_made_anew() -> None:
     one = _Counted("a")
     one.seen.append("x")
     assert replace(one).seen == replace(one, name="b").seen == []
+
+
+def test_objects_without_a_dictionary_are_made_by_python() -> None:
+    assert replace(_Slotted(1), high=3) == _Slotted(1, 3)

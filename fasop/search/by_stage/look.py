@@ -46,7 +46,7 @@ LAST = 2.0
 CLOSE, WIDE = 0.985, 2_000_000
 """The part of the best plan's time: where bounds leave more than the rest open, there may be faster plans, for which so
 much more work is done at most."""
-CLIMBED, MUCH = 1.02, 0.99
+CLIMBED, MUCH = 1.01, 0.99
 """Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
 it, what is near that comes first."""
 SKETCHED = 20
@@ -54,7 +54,7 @@ SKETCHED = 20
 TRIED = {True: 3, False: 5}
 """How many layouts near a plan are searched before others have their turn: of those that differ from it in both ends,
 and of others."""
-WIDER = 1.002
+WIDER = 1.001
 """Times its seconds: as if a plan took so much longer each time that it had its turn."""
 NEAR = 1.2
 """Times the best plan: from a partition that takes longer none is searched."""
@@ -182,8 +182,9 @@ class _Search:
         while self._fast and self._fast[0].rank <= CLIMBED * self.closing.fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
             for place, one in self._next(begin):
-                if self.closing.fastest >= MUCH * begin.seconds:
-                    self.search(place, one.partition)
+                self.search(place, one.partition)
+                if self.closing.fastest < MUCH * begin.seconds:
+                    break
             self._done.append(begin)
 
     def climb_wider(self) -> None:
@@ -194,12 +195,13 @@ class _Search:
         while self._fast and self._fast[0].rank <= CLIMBED * fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
             for place, one in self._next(begin):
-                if self.closing.fastest >= MUCH * begin.seconds and tried < self._effort.patience:
-                    self.search(place, one.partition)
-                    tried = tried + 1 if self.closing.fastest == fastest else 0
-                    fastest = self.closing.fastest
-            if tried == self._effort.patience:
-                return
+                self.search(place, one.partition)
+                tried = tried + 1 if self.closing.fastest == fastest else 0
+                fastest = self.closing.fastest
+                if tried == self._effort.patience:
+                    return
+                if fastest < MUCH * begin.seconds:
+                    break
             heappush(self._fast, begin)
 
     def _took_turn(self, begin: _Begin) -> _Begin:
