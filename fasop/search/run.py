@@ -166,7 +166,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
                 least = max(least, closer_least(spaces, CLOSE * plans[0].total, LITTLE))
     all_alike = [plan for plan in plans if plan.training.parallel.alike]
     alike, even = all_alike[0], sorted([*even, *(p for p in all_alike if not p.training.parallel.shares)], key=by_time)
-    where = node_sets.described(inputs.kinds) if args.leave_out else "all nodes"
+    where = node_sets.described(inputs.training, inputs.kinds) if args.leave_out else "all nodes"
     summary = (
         words.offloaded(plans[0]),
         words.parts_by_memory(plans[0]),
@@ -343,7 +343,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
         *filter(None, [words.offloaded(plans[0]), words.parts_by_memory(plans[0])]),
         f"{covers}; {known}.",
         *([] if inputs.run.failures is None else [inputs.run.failures.said(shown[0].nodes, shown[0].total)]),
-        words.looked_at(inputs, seen, node_sets.described(inputs.kinds)),
+        words.looked_at(inputs, seen, node_sets.described(inputs.training, inputs.kinds)),
         f"Proved: {words.best_layers(shown[0].gap)}",
     )
     return Outcome(plans=shown, summary=summary, notes=notes(shown))

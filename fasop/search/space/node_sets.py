@@ -58,12 +58,16 @@ def with_room(training: Training, sets: Sequence[Sequence[NodeKind]]) -> list[Se
     return [kinds for kinds, room in zip(sets, rooms, strict=True) if room >= least]
 
 
-def described(kinds: Sequence[NodeKind]) -> str:
-    """In words, which clusters `clusters` gives."""
-    by, number = step([kind.group.count for kind in kinds]), len(clusters(kinds))
+def described(training: Training, kinds: Sequence[NodeKind]) -> str:
+    """In words, which clusters of those that `clusters` gives are searched."""
+    every = clusters(kinds)
+    by, number = step([kind.group.count for kind in kinds]), len(with_room(training, every))
+    small = len(every) - number
+    room = f" ({small} more cannot hold the model)" if small else ""
+    found = f"{plural(number, 'set')} of nodes{room}"
     if by is None:
-        return f"{plural(number, 'set')} of nodes, each with at most one incomplete group and no faster nodes left out"
-    return f"{plural(number, 'set')} of nodes" + (f" in steps of {by}" if by > 1 else "")
+        return f"{found}, each with at most one incomplete group and no faster nodes left out"
+    return found + (f" in steps of {by}" if by > 1 else "")
 
 
 def _product(counts: Sequence[int], by: int) -> int:

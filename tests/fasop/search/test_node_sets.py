@@ -6,7 +6,7 @@ import pytest
 
 from fasop.search.inputs import read
 from fasop.search.space.candidates import Space
-from fasop.search.space.node_sets import clusters, with_room
+from fasop.search.space.node_sets import clusters, described, with_room
 
 SEED = ("experiment=seed_a100x1_a10x7", "cluster.groups.gpu2.count=3", "cluster.groups.gpu2.gpus_per_node=2")
 WORDS = [
@@ -46,3 +46,9 @@ def test_a_set_with_room_for_one_copy_is_kept() -> None:
         inputs = read(["experiment=seed_a10x8", "train.precision=fp32", f"cluster.gpus.a10.memory_gib={gib}"], None)
         two = [kinds for kinds in clusters(inputs.kinds) if kinds[0].group.count == 2]
         assert len(with_room(inputs.training, two)) == count
+
+
+def test_sets_that_cannot_hold_the_model_are_told_apart_from_those_that_are_searched() -> None:
+    for gib, said in ((24.0, "8 sets of nodes"), (3.0, "7 sets of nodes (1 more cannot hold the model)")):
+        inputs = read(["experiment=seed_a10x8", "train.precision=fp32", f"cluster.gpus.a10.memory_gib={gib}"], None)
+        assert described(inputs.training, inputs.kinds) == said
