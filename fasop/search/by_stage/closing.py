@@ -45,7 +45,7 @@ class Effort:
         return self.near == 1.0
 
 
-QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.953, raised=150, proofs=16, patience=12)
+QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.953, raised=150, proofs=16, patience=20)
 WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60, patience=60)
 
 

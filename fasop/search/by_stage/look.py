@@ -43,9 +43,8 @@ ONLY = (*OWN_ORDER[:2], 1.0)
 """The same where there is a single order."""
 LAST = 2.0
 """The same once bounds are closer and have led to a faster plan."""
-CLOSE, WIDE = 0.985, 2_000_000
-"""The part of the best plan's time: where bounds leave more than the rest open, there may be faster plans, for which so
-much more work is done at most."""
+WIDE = 2_000_000
+"""Work, at most, once nothing else is left: near all that was fast."""
 CLIMBED, MUCH = 1.01, 0.99
 """Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
 it, what is near that comes first."""
@@ -317,8 +316,7 @@ def explore_stages(
                 )
     least = min(least, closing.run(until))
     search.climb_from_best(LAST)
-    if least < CLOSE * closing.fastest:
-        search.climb_wider()
+    search.climb_wider()
     closing.tighten()
     keep.add([one.plan(partition) for one, partition in closing.best])
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
