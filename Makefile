@@ -50,13 +50,14 @@ test-thorough: test
 test-fast: .venv/dev.installed
 	$(PARALLEL)=auto --maxprocesses=8 -m "not slow"
 
-# Not a part of `make test`, which installs nothing that neither the project nor its other tests need.
+# Not a part of `make test`, which installs nothing that neither the project nor its other tests need. On Slurm it runs
+# all tests that any engine is to pass: a part of so few may be none of them.
 test-megatron: .venv/dev,megatron.installed slurm
 	$(PARALLEL)=auto --maxprocesses=4 tests/megatron_ext/tasks/language/test_megatron_core.py \
 	  tests/megatron_ext/data/test_megatron_core.py tests/megatron_ext/core \
 	  tests/launch/control/test_megatron_lm_runs.py
 	$(PARALLEL)=auto --maxprocesses=4 --engine=megatron_core tests/megatron_ext/test_worker.py
-	$(PARALLEL)=2 --engine=megatron_core -m any_engine tests/slurm
+	$(BIN)/pytest --dist=worksteal --numprocesses=2 --engine=megatron_core -m any_engine tests/slurm
 
 # What the tests are worth: each mistake is made in a copy of the project, where its test must fail.
 test-mutations: .venv/dev.installed
