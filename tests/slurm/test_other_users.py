@@ -64,7 +64,10 @@ def typed(slurm: Cluster, shared: Path) -> Typed:
 def as_user(slurm: Cluster, user: int, *words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Also where whoever runs the tests has a PYTHONPATH, which `slurm.env` inherits."""
     name = pwd.getpwuid(user).pw_name
-    own = {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "USER": name, "LOGNAME": name, "HOME": str(cwd)}
+    home = cwd / f"home-{name}"
+    home.mkdir(exist_ok=True)
+    os.chown(home, user, user)
+    own = {"PYTHONPATH": ENVIRONMENT["PYTHONPATH"], "USER": name, "LOGNAME": name, "HOME": str(home)}
     return subprocess.run(
         [*run_by(user), f"--regid={user}", *words],
         cwd=cwd,
