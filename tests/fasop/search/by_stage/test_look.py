@@ -544,7 +544,7 @@ def test_near_a_plan_are_those_with_other_micro_batches_that_every_replica_gets_
 
 
 def test_near_a_plan_whose_stages_are_alike_lies_a_faster_one() -> None:
-    """As fast as what the longer look finds there, in less work; without a plan to begin with there is none."""
+    """Within 3 % of what the longer look finds there, in less work; without a plan to begin with there is none."""
     words = ["model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"]
     inputs = read(["cluster=a100x8_a10x8", "cluster.groups.a10.count=3", *words])
     inputs = replace(inputs, kinds=[kind for kind in inputs.kinds if kind.name == "a10"])
@@ -556,7 +556,7 @@ def test_near_a_plan_whose_stages_are_alike_lies_a_faster_one() -> None:
     explore_stages(inputs.training, [inputs.kinds], inputs.choices, longer, QUICK, math.inf)
     (near,) = best.plans
     assert not near.parallel.alike and near.bound <= near.total < 0.97 * alike.total
-    assert near.total <= 1.01 * longer.plans[0].total
+    assert longer.plans[0].total <= near.total <= 1.03 * longer.plans[0].total
     predicted = predict_plan(PlacedTraining(training=near.training, partition=near.partition, nodes=near.nodes))
     assert near.total == pytest.approx(predicted.iteration_s)
     assert not explore_near(inputs.training, [inputs.kinds], inputs.choices, nothing, QUICK, math.inf)
