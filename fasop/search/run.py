@@ -268,9 +268,7 @@ def _by_stage(
     from fasop.search.by_stage.look import explore_stages
 
     best, keep = plans[0], Best(1)
-    used = [Counter(node.name for node in plan.nodes) for plan in plans]
-    counts = [{kind.name: kind.group.count for kind in some} for some in sets]
-    numbers = dict.fromkeys((0, *(counts.index(of_plan) for of_plan in used if of_plan in counts)))
+    numbers = dict.fromkeys((0, *(number for number, _ in _on_sets(plans, sets))))
     keep.add([best])
     whole = replace(WHOLE, layouts=QUICK.layouts, gpus=QUICK.gpus) if args.prove and not args.by_stage else WHOLE
     nodes, looked = [sets[number] for number in numbers], None
@@ -385,10 +383,8 @@ def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Fr
     from fasop.search.by_stage.look import explore_near, explore_stages
 
     tried, until = set[int](), time.process_time() + STAGES_S
-    counts = [{kind.name: kind.group.count for kind in some} for some in sets]
     for explore_some in (explore_near, explore_stages):
-        of_plans = [(Counter(node.name for node in plan.nodes), plan) for plan in kept.plans]
-        known = [(counts.index(used), plan) for used, plan in of_plans if used in counts]
+        known = _on_sets(kept.plans, sets)
         for number, plan in dict([*((0, plan) for _, plan in known[:1]), *known]).items():
             if time.process_time() <= until:
                 best = Best(1, inputs.fault)
@@ -397,6 +393,13 @@ def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Fr
                     tried.add(number)
                 kept.add(best.plans)
     return len(tried)
+
+
+def _on_sets(plans: Sequence[Plan], sets: Sequence[Sequence[NodeKind]]) -> list[tuple[int, Plan]]:
+    """The plans whose nodes are one of these sets, each with the number of that set."""
+    counts = [{kind.name: kind.group.count for kind in some} for some in sets]
+    of_plans = [(Counter(node.name for node in plan.nodes), plan) for plan in plans]
+    return [(counts.index(used), plan) for used, plan in of_plans if used in counts]
 
 
 def _spaces(
