@@ -14,106 +14,137 @@ from libc.math cimport INFINITY
 
 cdef enum:
     FORWARD = 0
-    WEIGHT = 3
 
 cdef extern from *:
     """
     /* Actions of LANES pipelines at once. Compilers do not turn a loop with a maximum into vector instructions by
        themselves, and each processor is the fastest with the widest vectors that it has. */
     #define LANES 8
+    #define COLUMNS 7
     #define REPLAY(NAME, WIDTH, TARGET) \
     typedef double NAME##_some __attribute__((vector_size(8 * WIDTH), aligned(8), may_alias)); \
     typedef long long NAME##_mask __attribute__((vector_size(8 * WIDTH))); \
-    TARGET static void NAME(const int *action, Py_ssize_t count, int parts, int stages, double *now, \
-                            const double *compute, double *messages, const double *send, double *link_free, \
-                            const double *busy, const int *link) { \
-        for (; count; count--, action += 5) { \
-            int kind = action[0], stage = action[1], part = action[2], lane, way = kind != 0; \
-            const double *waits = action[3] < 0 ? now + LANES * stage : messages + LANES * action[3]; \
-            double *queue = link ? link_free + LANES * link[way * stages + stage] : 0; \
-            for (lane = 0; lane < LANES; lane += WIDTH) { \
-                NAME##_some done = *(NAME##_some *)(now + LANES * stage + lane); \
-                NAME##_some other = *(const NAME##_some *)(waits + lane); \
-                NAME##_mask later = other > done; \
-                done = (NAME##_some)((later & (NAME##_mask)other) | (~later & (NAME##_mask)done)); \
-                done += *(const NAME##_some *)(compute + LANES * (kind * parts + part) + lane); \
-                *(NAME##_some *)(now + LANES * stage + lane) = done; \
-                if (action[4] < 0) \
+    TARGET static inline NAME##_some NAME##_later(NAME##_some one, NAME##_some other) { \
+        NAME##_mask later = other > one; \
+        return (NAME##_some)((later & (NAME##_mask)other) | (~later & (NAME##_mask)one)); \
+    } \
+    TARGET static void NAME(const int *action, Py_ssize_t count, double *ends, const double *compute, \
+                            const double *send) { \
+        for (; count; count--, action += COLUMNS) { \
+            double *now = ends + LANES * (Py_ssize_t)action[1], *message = ends + LANES * (Py_ssize_t)action[4]; \
+            const double *other = ends + LANES * (Py_ssize_t)action[3]; \
+            const double *takes = compute + LANES * (Py_ssize_t)action[5]; \
+            const double *sends = send + LANES * (Py_ssize_t)action[6]; \
+            for (int lane = 0; lane < LANES; lane += WIDTH) { \
+                NAME##_some done = NAME##_later(*(NAME##_some *)(now + lane), *(const NAME##_some *)(other + lane)); \
+                done += *(const NAME##_some *)(takes + lane); \
+                *(NAME##_some *)(now + lane) = done; \
+                *(NAME##_some *)(message + lane) = done + *(const NAME##_some *)(sends + lane); \
+            } \
+        } \
+    } \
+    TARGET static void NAME##_in_queues(const int *action, Py_ssize_t count, double *ends, const double *compute, \
+                                        const double *send, double *free, const double *busy, const int *link, \
+                                        int parts) { \
+        for (; count; count--, action += COLUMNS) { \
+            double *now = ends + LANES * (Py_ssize_t)action[1], *message = ends + LANES * (Py_ssize_t)action[4]; \
+            const double *other = ends + LANES * (Py_ssize_t)action[3]; \
+            const double *takes = compute + LANES * (Py_ssize_t)action[5]; \
+            const double *sends = send + LANES * (Py_ssize_t)action[6]; \
+            const double *holds = busy + LANES * (Py_ssize_t)((action[0] ? parts : 0) + action[2]); \
+            double *queue = free + LANES * (Py_ssize_t)link[action[6]]; \
+            for (int lane = 0; lane < LANES; lane += WIDTH) { \
+                NAME##_some done = NAME##_later(*(NAME##_some *)(now + lane), *(const NAME##_some *)(other + lane)); \
+                done += *(const NAME##_some *)(takes + lane); \
+                *(NAME##_some *)(now + lane) = done; \
+                if (action[0] == WEIGHT) \
                     continue; \
-                if (link) { \
-                    other = *(NAME##_some *)(queue + lane); \
-                    later = other > done; \
-                    done = (NAME##_some)((later & (NAME##_mask)other) | (~later & (NAME##_mask)done)); \
-                    *(NAME##_some *)(queue + lane) = \
-                        done + *(const NAME##_some *)(busy + LANES * (way * parts + part) + lane); \
-                } \
-                *(NAME##_some *)(messages + LANES * action[4] + lane) = \
-                    done + *(const NAME##_some *)(send + LANES * (way * stages + stage) + lane); \
+                done = NAME##_later(done, *(NAME##_some *)(queue + lane)); \
+                *(NAME##_some *)(queue + lane) = done + *(const NAME##_some *)(holds + lane); \
+                *(NAME##_some *)(message + lane) = done + *(const NAME##_some *)(sends + lane); \
             } \
         } \
     }
+    #define WEIGHT 3
     REPLAY(replay_by_2, 2, )
     #ifdef __x86_64__
     REPLAY(replay_by_4, 4, __attribute__((target("avx2"))))
     REPLAY(replay_by_8, 8, __attribute__((target("avx512f"))))
-    #define REPLAYED (__builtin_cpu_supports("avx512f") ? replay_by_8 : \
-                      __builtin_cpu_supports("avx2") ? replay_by_4 : replay_by_2)
+    #define WIDEST(NAME) (__builtin_cpu_supports("avx512f") ? replay_by_8##NAME : \
+                          __builtin_cpu_supports("avx2") ? replay_by_4##NAME : replay_by_2##NAME)
     #else
-    #define REPLAYED replay_by_2
+    #define WIDEST(NAME) replay_by_2##NAME
     #endif
+    #define REPLAYED WIDEST()
+    #define REPLAYED_IN_QUEUES WIDEST(_in_queues)
     """
     enum:
         LANES
-    void REPLAYED(const int *, Py_ssize_t, int, int, double *, const double *, double *, const double *, double *,
-                  const double *, const int *) noexcept
+        COLUMNS
+        WEIGHT
+    void REPLAYED(const int *, Py_ssize_t, double *, const double *, const double *) noexcept
+    void REPLAYED_IN_QUEUES(const int *, Py_ssize_t, double *, const double *, const double *, double *,
+                            const double *, const int *, int) noexcept
+
+
+cdef int _source(int kind, int part, int parts) noexcept:
+    """The number of the messages that a pass waits for, those back behind those forward; -1 where there are none."""
+    if kind == FORWARD:
+        return part - 1
+    return parts + part + 1 if kind != WEIGHT and part < parts - 1 else -1
 
 
 def ordered(lists, int chunks):
     """The actions of all stages in an order in which each can be done, and the number of slots of their messages.
 
+    Each stage in turn does one action, so that few actions wait for the one before: a processor does several of them at
+    once, in less than half the time that it takes for those of one stage after another.
+
     Args:
         lists: [stages][actions, 3]: kind, micro-batch and chunk.
 
     Returns:
-        [actions, 5]: kind, stage, part, the slot of the message that it waits for and of the one that it sends; -1
-        where there is none.
+        [actions, COLUMNS]: kind, stage and part; of the ends of all stages, with the arrivals of messages in their
+        slots behind them, the one that it waits for, its stage's own where that is none, and the one of the message
+        that it sends, the last one of a pass that sends none; its row in what passes take, and in what messages take.
 
     Raises:
         ValueError: the schedule never ends.
     """
-    cdef int stages = len(lists), parts = len(lists) * chunks, stage, part, kind, m, own, other, depth = 1, done = 0
-    cdef Py_ssize_t count = sum(len(own_list) for own_list in lists), found = 0
+    cdef int stages = len(lists), parts = len(lists) * chunks, stage, part, kind, m, own, other, depth = 1
+    cdef Py_ssize_t count = sum(len(own_list) for own_list in lists), found = 0, done
     cdef int[:, ::1] every = np.concatenate(lists)
     cdef int[::1] place = np.cumsum([0, *(len(own_list) for own_list in lists)], dtype=np.intc)
     cdef int[::1] begin = np.array(place), sent = np.full(2 * parts, -1, np.intc), read = np.full(2 * parts, -1, np.intc)
-    cdef int[:, ::1] rows = np.empty((count, 5), np.intc)
+    cdef int[:, ::1] rows = np.empty((count, COLUMNS), np.intc)
+    cdef unsigned char[::1] waits = np.empty(stages, np.uint8)
     while found < count:
-        done = 0
-        for stage in range(stages):
-            while place[stage] < begin[stage + 1]:
+        done = found
+        for stage in range(stages):  # with what others have sent before
+            waits[stage] = 1
+            if place[stage] < begin[stage + 1]:
                 kind, m = every[place[stage], 0], every[place[stage], 1]
                 part = every[place[stage], 2] * stages + stage
-                own = part if kind == FORWARD else parts + part
-                other = -1
-                if kind == FORWARD and part > 0:
-                    other = part - 1
-                elif kind != FORWARD and kind != WEIGHT and part < parts - 1:
-                    other = parts + part + 1
-                if other >= 0 and sent[other] < m:
-                    break
-                rows[found, 0], rows[found, 1], rows[found, 2], rows[found, 3], rows[found, 4] = kind, stage, part, -1, -1
-                if other >= 0:
-                    rows[found, 3] = other
-                    read[other] = m
-                if kind != WEIGHT:
-                    rows[found, 4] = own
-                    sent[own] = m
-                    if own != parts - 1 and own != parts:  # nobody reads those of the model's ends
-                        depth = max(depth, m - read[own])
-                place[stage] += 1
-                found += 1
-                done = 1
-        if not done:
+                other = _source(kind, part, parts)
+                waits[stage] = other >= 0 and sent[other] < m
+        for stage in range(stages):
+            if waits[stage]:
+                continue
+            kind, m = every[place[stage], 0], every[place[stage], 1]
+            part = every[place[stage], 2] * stages + stage
+            own, other = part if kind == FORWARD else parts + part, _source(kind, part, parts)
+            rows[found, 0], rows[found, 1], rows[found, 2], rows[found, 3], rows[found, 4] = kind, stage, part, other, -1
+            rows[found, 5], rows[found, 6] = kind * parts + part, stage if kind == FORWARD else stages + stage
+            if other >= 0:
+                read[other] = m
+            if kind != WEIGHT:
+                rows[found, 4] = own
+                sent[own] = m
+                if own != parts - 1 and own != parts:  # nobody reads those of the model's ends
+                    depth = max(depth, m - read[own])
+            place[stage] += 1
+            found += 1
+        if found == done:
             raise ValueError("the schedule deadlocks")
     for stage in range(stages):
         place[stage] = begin[stage]
@@ -121,14 +152,13 @@ def ordered(lists, int chunks):
         stage = rows[found, 1]
         m = every[place[stage], 1] % depth
         place[stage] += 1
-        for own in (3, 4):
-            if rows[found, own] >= 0:
-                rows[found, own] = rows[found, own] * depth + m
-    return rows.base, 2 * parts * depth
+        rows[found, 3] = stages + rows[found, 3] * depth + m if rows[found, 3] >= 0 else stage
+        rows[found, 4] = stages + (rows[found, 4] * depth + m if rows[found, 4] >= 0 else 2 * parts * depth)
+    return rows.base, 2 * parts * depth + 1
 
 
 cdef class _Pipeline:
-    """The times of one pipeline, and where its actions stand."""
+    """The times of one pipeline, and when stages are done and messages arrive: in `now`, one behind the other."""
 
     cdef int stages, parts, queues
     cdef double[::1] space
@@ -136,7 +166,6 @@ cdef class _Pipeline:
     cdef double *send
     cdef double *busy
     cdef double *now
-    cdef double *messages
     cdef double *free
     cdef int[:, ::1] link
 
@@ -147,8 +176,7 @@ cdef class _Pipeline:
         self.send = self.compute + 4 * parts
         self.busy = self.send + 2 * stages
         self.now = self.busy + 2 * parts
-        self.free = self.now + stages
-        self.messages = self.free + 2 * stages
+        self.free = self.now + stages + slots
         if self.queues:
             self.link = link
 
@@ -174,32 +202,30 @@ cdef class _Pipeline:
         """Goes through all actions, and notes which waited for their message, and which of their messages for a
         link."""
         cdef Py_ssize_t number
-        cdef int kind, stage, part, way, link
-        cdef double done, begin, message
+        cdef int kind, stage, link
+        cdef double done, begin, other
         for number in range(len(actions)):
-            kind, stage, part = actions[number, 0], actions[number, 1], actions[number, 2]
-            done = self.now[stage]
-            if actions[number, 3] >= 0:
-                message = self.messages[actions[number, 3]]
-                waited[number] = message > done
-                if message > done:
-                    done = message
-            done += self.compute[kind * self.parts + part]
+            kind, stage = actions[number, 0], actions[number, 1]
+            done, other = self.now[stage], self.now[actions[number, 3]]
+            waited[number] = other > done
+            if other > done:
+                done = other
+            done += self.compute[actions[number, 5]]
             self.now[stage] = done
             if kind == WEIGHT:
                 continue
-            begin, way = done, 0 if kind == FORWARD else 1
+            begin = done
             if self.queues:
-                link = self.link[way, stage]
+                link = self.link[0 if kind == FORWARD else 1, stage]
                 if self.free[link] > begin:
                     begin = self.free[link]
-                self.free[link] = begin + self.busy[way * self.parts + part]
+                self.free[link] = begin + self.busy[(0 if kind == FORWARD else self.parts) + actions[number, 2]]
                 queued[number] = begin > done
-            self.messages[actions[number, 4]] = begin + self.send[way * self.stages + stage]
+            self.now[actions[number, 4]] = begin + self.send[actions[number, 6]]
 
 
 cdef class _Together:
-    """Several pipelines at once, which take hardly longer than one: [rows, LANES] each."""
+    """Several pipelines like that at once, which take hardly longer than one: [rows, LANES] each."""
 
     cdef int stages, parts, queues
     cdef double[::1] space
@@ -207,7 +233,6 @@ cdef class _Together:
     cdef double *send
     cdef double *busy
     cdef double *now
-    cdef double *messages
     cdef double *free
     cdef int[:, ::1] link
 
@@ -219,8 +244,7 @@ cdef class _Together:
         self.send = self.compute + LANES * 4 * parts
         self.busy = self.send + LANES * 2 * stages
         self.now = self.busy + LANES * 2 * parts
-        self.messages = self.now + LANES * stages
-        self.free = self.messages + LANES * slots
+        self.free = self.now + LANES * (stages + slots)
         if self.queues:
             self.link = link
 
@@ -249,11 +273,14 @@ cdef class _Together:
     cdef void replay(self, const int[:, ::1] actions) noexcept:
         """As `_Pipeline.replay` does, without notes."""
         cdef int at
+        if not self.queues:
+            REPLAYED(&actions[0, 0], actions.shape[0], self.now, self.compute, self.send)
+            return
         for at in range(2 * LANES * self.stages):
             self.free[at] = -INFINITY
-        REPLAYED(
-            &actions[0, 0], actions.shape[0], self.parts, self.stages, self.now, self.compute, self.messages,
-            self.send, self.free, self.busy, &self.link[0, 0] if self.queues else NULL,
+        REPLAYED_IN_QUEUES(
+            &actions[0, 0], actions.shape[0], self.now, self.compute, self.send, self.free, self.busy,
+            &self.link[0, 0], self.parts,
         )
 
 
@@ -360,14 +387,14 @@ def longest(
         total[column] = one.now[last]
         end[last, column] = here[last] = 1
         for number in range(slots):
-            one.messages[number] = 0
+            one.now[stages + number] = 0
         for number in range(len(actions) - 1, -1, -1):
             kind, stage = actions[number, 0], actions[number, 1]
             way = 0 if kind == FORWARD else 1
             on_path = here[stage]
             if kind != WEIGHT:
-                sent = one.messages[actions[number, 4]]
-                one.messages[actions[number, 4]] = 0
+                sent = one.now[actions[number, 4]]
+                one.now[actions[number, 4]] = 0
                 if one.queues:
                     sent += behind[one.link[way, stage]]
                     behind[one.link[way, stage]] = sent if queued[number] else 0
@@ -378,8 +405,8 @@ def longest(
             if kind == WEIGHT:
                 continue
             here[stage] = 0 if waited[number] else on_path
-            if actions[number, 3] >= 0:
-                one.messages[actions[number, 3]] = on_path if waited[number] else 0
+            if actions[number, 3] >= stages:
+                one.now[actions[number, 3]] = on_path if waited[number] else 0
         for stage in range(stages):
             begun[stage, column] = here[stage]
     return *passes.base, begun.base, end.base, total.base
