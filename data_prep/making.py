@@ -38,6 +38,11 @@ def add_output(make: argparse.ArgumentParser, first: str) -> None:
     make.add_argument("--output", type=option(prefix_path), required=True, help=files)
 
 
+def add_number(make: argparse._ActionsContainer, name: str, what: str, default: int | None = None) -> None:
+    """Gives `make` an option that takes a whole number of at least 1."""
+    make.add_argument(name, type=option(whole), default=default, metavar="N", help=what)
+
+
 def add_split(make: argparse.ArgumentParser, default: str, of_what: str) -> None:
     """Gives `make` the option for the weights of training, validation and test."""
     message = f"weights of training, validation and test, {of_what} (default: %(default)s)"
@@ -47,13 +52,9 @@ def add_split(make: argparse.ArgumentParser, default: str, of_what: str) -> None
 def add_common_options(make: argparse.ArgumentParser, what: str | None = None, *, workers: bool = True) -> None:
     """Gives `make` the options that all data have; of those that are split when they are made the seed draws `what`."""
     if what is not None:
-        make.add_argument(
-            "--seed", type=option(whole), default=1234, metavar="N", help=f"other seeds hold out other {what}"
-        )
+        add_number(make, "--seed", f"other seeds hold out other {what}", 1234)
     if workers:
-        make.add_argument(
-            "--workers", type=option(whole), metavar="N", help="processes (default: up to one for each CPU)"
-        )
+        add_number(make, "--workers", "processes (default: up to one for each CPU)")
     make.add_argument("--force", action="store_true", help="make the data again if they exist")
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.reading.parser import option
-from conf.reading.values import whole
 from conf.visible import plural
 from data_prep.chats.encode import Encoder, special_tokens
 from data_prep.chats.template import template_of
@@ -16,7 +14,7 @@ from data_prep.errors import BadDocument, DataPrepError, of_option
 from data_prep.files.journal import Journal, publish, work_folder
 from data_prep.files.progress import hashes
 from data_prep.kinds import ChatsManifest
-from data_prep.making import Request, add_common_options, add_output, add_source, workers_of
+from data_prep.making import Request, add_common_options, add_number, add_output, add_source, workers_of
 from data_prep.preparation.prepare import (
     DOCUMENTS_MADE,
     INDEX,
@@ -114,7 +112,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
         "--template", type=Path, metavar="FILE", help="a chat template of Jinja, instead of the tokenizer's own"
     )
     add_output(make, "<output>.bin, .idx, .answers")
-    make.add_argument("--max-tokens", type=option(whole), metavar="N", help="leave out longer conversations")
+    add_number(make, "--max-tokens", "leave out longer conversations")
     make.add_argument("--unique", action="store_true", help="leave out conversations that occurred before")
     add_common_options(make)
 

@@ -243,7 +243,7 @@ def request_of(arguments: argparse.Namespace) -> ImagesRequest:
     source: list[str] = arguments.source
     readers = readers_of(source)
     files = {path: name for reader in readers for path, name in reader.files.items()}
-    corpus = Corpus(description=", ".join(source), files=tuple(files), names=tuple(files.values()))
+    corpus = Corpus.of(", ".join(source), files)
     return ImagesRequest(
         corpus=corpus,
         readers=readers,

@@ -14,9 +14,8 @@ from struct import error as StructError
 from typing import NamedTuple
 
 from data_prep.errors import DataPrepError
-from data_prep.files.archives import is_archive, members, unreadable
+from data_prep.files.archives import content_of, is_archive, members
 from data_prep.pairs.pair import Languages, Pair, code_of, same_language
-from megatron_ext.contract.files import read_regular
 
 SUFFIXES = (".mo", ".po")
 ENGLISH = "en"
@@ -89,11 +88,7 @@ def _catalogues(path: Path, languages: Languages) -> Iterator[Catalogue]:
         for name, content in members(path, lambda name: is_catalogue(name) and _may_be_of(name, languages)):
             yield catalogue(content, name, f"{path}: {name}")
         return
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise unreadable(path, error) from error
-    found = catalogue(content, str(path), str(path))
+    found = catalogue(content_of(path), str(path), str(path))
     given = next((language for language in languages if not same_language(ENGLISH, language)), "")
     yield found if found.language else found._replace(language=given)  # it was named, so it is of what was asked for
 
@@ -126,11 +121,8 @@ def catalogue(content: bytes, name: str, shown: str) -> Catalogue:
 def _compiled(content: bytes) -> dict[str, str]:
     found = gettext.GNUTranslations(io.BytesIO(content))
     entries: dict[str | tuple[str, int], str] = found._catalog  # type: ignore[attr-defined]  # no other way to all
-    singular = {
-        key if isinstance(key, str) else key[0]: text
-        for key, text in entries.items()
-        if isinstance(key, str) or key[1] == 0
-    }
+    plain = {(key, 0) if isinstance(key, str) else key: text for key, text in entries.items()}
+    singular = {message: text for (message, number), text in plain.items() if number == 0}
     header = "".join(f"{key}: {text}\n" for key, text in found.info().items())
     return {**singular, "": header}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.reading.parser import option
-from conf.reading.values import above_0, whole
+from conf.reading.values import above_0
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
 from data_prep.files.journal import Journal, publish
@@ -20,6 +20,7 @@ from data_prep.kinds import PairsManifest, PairsSplit, weights_of
 from data_prep.making import (
     SplitRequest,
     add_common_options,
+    add_number,
     add_output,
     add_source,
     add_split,
@@ -70,35 +71,31 @@ def prepare(request: PairsRequest, prefix: Path, recipe: dict[str, Any]) -> Pair
     Raises:
         DataPrepError: the pairs cannot be read, none are left, or the files cannot be written.
     """
-    with making(prefix, recipe) as journal:
-        return _prepare(request, journal, prefix, recipe)
-
-
-def _prepare(request: PairsRequest, journal: Journal, prefix: Path, recipe: dict[str, Any]) -> PairsManifest:
     left_out: Counter[str] = Counter()
-    if isinstance(request.pairs, Finished):
-        tokenizer, counts = _finished(request, request.pairs, journal)
-    else:
-        tokenizer, counts, left_out = _cleaned(request, request.pairs, journal)
-    try:
-        _require_known(request, counts)
-    except DataPrepError:
-        journal.delete()  # the same command would fail again
-        raise
-    files = {f"-{split}.{side}{suffix}" for split, side in counts for suffix in (".txt", ".bin", ".idx")}
-    names = {name: name for name in (*sorted(files), steps.TOKENIZER)}
-    manifest = PairsManifest(
-        source=request.languages.source,
-        target=request.languages.target,
-        vocab_size=tokenizer.vocab_size,
-        splits={split: _split(counts[split, "source"], counts[split, "target"]) for split in SPLITS},
-        corpus=request.corpus.description,
-        left_out=dict(left_out),
-        unknown=sum(count["unknown"] for count in counts.values()),
-        sha256=hashes({suffix: journal.folder / name for suffix, name in names.items()}),
-    )
-    publish(journal.folder, prefix, names, manifest.to_json(recipe))
-    return manifest
+    with making(prefix, recipe) as journal:
+        if isinstance(request.pairs, Finished):
+            tokenizer, counts = _finished(request, request.pairs, journal)
+        else:
+            tokenizer, counts, left_out = _cleaned(request, request.pairs, journal)
+        try:
+            _require_known(request, counts)
+        except DataPrepError:
+            journal.delete()  # the same command would fail again
+            raise
+        files = {f"-{split}.{side}{suffix}" for split, side in counts for suffix in (".txt", ".bin", ".idx")}
+        names = {name: name for name in (*sorted(files), steps.TOKENIZER)}
+        manifest = PairsManifest(
+            source=request.languages.source,
+            target=request.languages.target,
+            vocab_size=tokenizer.vocab_size,
+            splits={split: _split(counts[split, "source"], counts[split, "target"]) for split in SPLITS},
+            corpus=request.corpus.description,
+            left_out=dict(left_out),
+            unknown=sum(count["unknown"] for count in counts.values()),
+            sha256=hashes({suffix: journal.folder / name for suffix, name in names.items()}),
+        )
+        publish(journal.folder, prefix, names, manifest.to_json(recipe))
+        return manifest
 
 
 Counts = dict[tuple[str, str], Counter[str]]
@@ -189,24 +186,12 @@ def add_options(make: argparse.ArgumentParser) -> None:
     make.add_argument("--target-lang", metavar="CODE", help="such as en")
     add_output(make, "<output>-train.source.bin")
     words = make.add_mutually_exclusive_group()
-    words.add_argument(
-        "--train-bpe",
-        type=option(whole),
-        metavar="N",
-        help=f"learn a byte-level BPE of N ids from both languages (default: at most {VOCABULARY})",
-    )
+    learned = f"learn a byte-level BPE of N ids from both languages (default: at most {VOCABULARY})"
+    add_number(words, "--train-bpe", learned)
     words.add_argument("--tokenizer", type=Path, metavar="PATH", help="the .tokenizer.json of other pairs")
     add_split(make, SPLIT, "divided by whole pages")
-    make.add_argument(
-        "--min-words", type=option(whole), default=rules.min_words, metavar="N", help="leave out shorter sentences"
-    )
-    make.add_argument(
-        "--max-words",
-        type=option(whole),
-        default=rules.max_words,
-        metavar="N",
-        help="leave out longer sentences (default: %(default)s)",
-    )
+    add_number(make, "--min-words", "leave out shorter sentences", rules.min_words)
+    add_number(make, "--max-words", "leave out longer sentences (default: %(default)s)", rules.max_words)
     make.add_argument(
         "--max-ratio",
         type=option(above_0),
@@ -277,8 +262,7 @@ def _corpus(paths: Sequence[Path], pairs: Sequence[Reader] | Finished) -> Corpus
             files |= {file: str(file.relative_to(path)) for file in files_below(path)}
         else:
             files[path] = path.name
-    described = ", ".join(str(path) for path in paths)
-    return Corpus(description=described, files=tuple(files), names=tuple(files.values()))
+    return Corpus.of(", ".join(map(str, paths)), files)
 
 
 def _tokenizer(size: int | None, given: Path | None) -> JsonTokenizer | int:

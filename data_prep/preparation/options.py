@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 
 from conf.reading.parser import option
-from conf.reading.values import prefix_path, whole
+from conf.reading.values import prefix_path
 from conf.visible import plural
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.journal import work_folder_of
 from data_prep.indexed.manifest import Manifest, text_prefix
-from data_prep.making import add_source, make_unless_there
+from data_prep.making import add_number, add_source, make_unless_there
 from data_prep.preparation.prepare import Request, prepare
 from data_prep.text.corpus import Corpus, corpus_of, stdlib_corpus
 from data_prep.text.encode import Options
@@ -70,15 +70,8 @@ def add_options(make: argparse.ArgumentParser) -> None:
     words.add_argument(
         "--vocab-file", type=Path, metavar="PATH", help="GPT-2's vocab.json, with --merge-file; or BERT's vocab.txt"
     )
-    words.add_argument(
-        "--train-wordpiece",
-        type=option(whole),
-        metavar="N",
-        help="learn BERT's kind of vocabulary, of N ids, from the source",
-    )
-    words.add_argument(
-        "--train-bpe", type=option(whole), metavar="N", help="learn a byte-level BPE of N ids from the source"
-    )
+    add_number(words, "--train-wordpiece", "learn BERT's kind of vocabulary, of N ids, from the source")
+    add_number(words, "--train-bpe", "learn a byte-level BPE of N ids from the source")
     make.add_argument("--merge-file", type=Path, metavar="PATH", help="GPT-2's merges.txt, with --vocab-file")
     make.add_argument(
         "--end-of-document",
@@ -92,21 +85,15 @@ def add_options(make: argparse.ArgumentParser) -> None:
         help="make each sentence a sequence, as BERT and T5 need it, and add the special tokens that the tokenizer "
         "lacks; the files are <output>_text_sentence.bin, .idx, .json",
     )
-    make.add_argument(
-        "--vocab-extra-ids",
-        type=option(whole),
-        metavar="N",
-        help="with --split-sentences: add N sentinels to the tokenizer, <extra_id_0> and so on, as T5 needs them (100)",
+    sentinels = (
+        "with --split-sentences: add N sentinels to the tokenizer, <extra_id_0> and so on, as T5 needs them (100)"
     )
-    make.add_argument("--min-chars", type=option(whole), default=1, metavar="N", help="leave out shorter texts")
-    make.add_argument("--max-chars", type=option(whole), metavar="N", help="leave out longer texts")
+    add_number(make, "--vocab-extra-ids", sentinels)
+    add_number(make, "--min-chars", "leave out shorter texts", 1)
+    add_number(make, "--max-chars", "leave out longer texts")
     make.add_argument("--unique", action="store_true", help="leave out texts that occurred before")
-    make.add_argument(
-        "--max-mb", type=option(whole), metavar="N", help="with --source stdlib: at most this many megabytes of text"
-    )
-    make.add_argument(
-        "--workers", type=option(whole), metavar="N", help="processes (default: one for each CPU; for bytes, one)"
-    )
+    add_number(make, "--max-mb", "with --source stdlib: at most this many megabytes of text")
+    add_number(make, "--workers", "processes (default: one for each CPU; for bytes, one)")
     make.add_argument("--force", action="store_true", help="make the data again if they exist")
 
 

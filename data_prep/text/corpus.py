@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +27,11 @@ class Corpus:
     files: tuple[Path, ...]
     names: tuple[str, ...]
     """Names of the files, without the folders above what was asked for."""
+
+    @classmethod
+    def of(cls, description: str, files: Mapping[Path, str]) -> Corpus:
+        """Files with their names."""
+        return cls(description=description, files=tuple(files), names=tuple(files.values()))
 
     @property
     def bytes(self) -> int:
@@ -59,25 +64,21 @@ def corpus_of(paths: Sequence[Path]) -> Corpus:
     Raises:
         DataPrepError: one is not there or cannot be read, or there is no file.
     """
-    files: list[Path] = []
-    names: list[str] = []
+    files: list[tuple[Path, str]] = []
     for path in paths:
         if path.is_dir():
-            found = below(path, is_seen)
-            files += found
-            names += [str(file.relative_to(path)) for file in found]
+            files += [(file, str(file.relative_to(path))) for file in below(path, is_seen)]
         elif path.exists():
-            files.append(path)
-            names.append(path.name)
+            files.append((path, path.name))
         else:
             raise DataPrepError(f"--source {path}: no such file or folder")
     described = ", ".join(str(path) for path in paths)
     if not files:
         raise DataPrepError(f"--source {described}: the folder has no files; give a file, or a folder of files")
-    for file in files:
+    for file, _ in files:
         if not file.is_file():  # it is read twice, and a pipe or a device may never end
             raise DataPrepError(f"--source {file}: not a regular file; write its output to a file, and give that")
-    return Corpus(description=described, files=tuple(files), names=tuple(names))
+    return Corpus(description=described, files=tuple(file for file, _ in files), names=tuple(name for _, name in files))
 
 
 def stdlib_corpus(max_mb: int | None = None, folder: Path | None = None) -> Corpus:
@@ -99,6 +100,4 @@ def stdlib_corpus(max_mb: int | None = None, folder: Path | None = None) -> Corp
         ends = accumulate(file.stat().st_size for file in files)
         files = [file for file, end in zip(files, ends, strict=True) if end <= max_mb * 10**6]
         description += f", first {max_mb} MB"
-    return Corpus(
-        description=description, files=tuple(files), names=tuple(str(file.relative_to(folder)) for file in files)
-    )
+    return Corpus.of(description, {file: str(file.relative_to(folder)) for file in files})

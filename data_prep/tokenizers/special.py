@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.errors import DataPrepError
-from data_prep.tokenizers.tokenizer import JsonTokenizer, library, loaded
+from data_prep.tokenizers.tokenizer import JsonTokenizer, learned, library, loaded
 from megatron_ext.data.masked.vocabulary import Vocabulary
 
 NAMES = {
@@ -94,19 +94,11 @@ def train_both(sentences: Iterable[str], vocab_size: int) -> JsonTokenizer:
     from tokenizers.decoders import Strip
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
-    from tokenizers.trainers import BpeTrainer
 
     tokenizer = made(BPE(unk_token=SPECIAL[1]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=True)
     tokenizer.decoder = Chain([ToText(), Strip(" ", 1, 0)])
-    trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=sorted(ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(sentences, trainer)
-    return JsonTokenizer(tokenizer.to_str(), SPECIAL[3])
+    return JsonTokenizer(learned(tokenizer, sentences, vocab_size, [*SPECIAL]), SPECIAL[3])
 
 
 def given_for_both(path: Path) -> JsonTokenizer:

@@ -298,18 +298,24 @@ def train_bpe(texts: Iterable[str], vocab_size: int, special: Sequence[str] = ()
     """
     library()
     from tokenizers.models import BPE
+
+    found = (piece for text in texts for piece in pieces(text))
+    return JsonTokenizer(learned(_byte_level(BPE()), found, vocab_size, [*special, END_OF_TEXT]))
+
+
+def learned(tokenizer: HfTokenizer, texts: Iterable[str], vocab_size: int, special: list[str]) -> str:
+    """The tokenizer.json of a tokeniser of bytes, which has learned its merges from the texts."""
     from tokenizers.pre_tokenizers import ByteLevel
     from tokenizers.trainers import BpeTrainer
 
-    tokenizer = _byte_level(BPE())
     trainer = BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[*special, END_OF_TEXT],
+        special_tokens=special,
         initial_alphabet=sorted(ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
-    return JsonTokenizer(tokenizer.to_str())
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str()
 
 
 def train_wordpiece(texts: Iterable[str], vocab_size: int, special: Sequence[str]) -> JsonTokenizer:

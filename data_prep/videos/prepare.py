@@ -13,20 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import write_array_header_1_0
 
-from conf.reading.parser import option
-from conf.reading.values import whole
 from data_prep.errors import DataPrepError
 from data_prep.files.journal import publish
 from data_prep.files.progress import hashes, shown
 from data_prep.images import image
 from data_prep.kinds import VideosManifest, VideosSplit, weights_of
-from data_prep.making import (
-    SplitRequest,
-    add_common_options,
-    add_output,
-    add_split,
-    making,
-)
+from data_prep.making import SplitRequest, add_common_options, add_number, add_output, add_split, making
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SPECIAL, finished_words
 from data_prep.tokenizers.vocabulary import doubt, warn
@@ -151,16 +143,9 @@ def add_options(make: argparse.ArgumentParser) -> None:
         f"features], for each video, which may be below train, valid and test; or {SHAPES}: drawn shapes that move",
     )
     add_output(make, "<output>-train.frames.npy")
-    make.add_argument(
-        "--count", type=option(whole), metavar="N", help=f"with --source {SHAPES}: how many (default: {COUNT})"
-    )
-    make.add_argument(
-        "--words",
-        type=option(whole),
-        default=WORDS,
-        metavar="N",
-        help="keep the N most frequent words of the training captions as the vocabulary (default: at most %(default)s)",
-    )
+    add_number(make, "--count", f"with --source {SHAPES}: how many (default: {COUNT})")
+    words = "keep the N most frequent words of the training captions as the vocabulary (default: at most %(default)s)"
+    add_number(make, "--words", words, WORDS)
     add_split(make, SPLIT, "of whole videos")
     add_common_options(make, "videos", workers=False)
 
@@ -191,9 +176,8 @@ def request_of(arguments: argparse.Namespace) -> VideosRequest:
         if arguments.count is not None:
             raise DataPrepError(f"--count {arguments.count}: is for --source {SHAPES}; leave it out")
         reader, described = OwnFolder(Path(source)), ""
-    files = reader.files
     return VideosRequest(
-        corpus=Corpus(description=source, files=tuple(files), names=tuple(files.values())),
+        corpus=Corpus.of(source, reader.files),
         source=described,
         reader=reader,
         words=arguments.words,

@@ -9,7 +9,7 @@ from typing import Any
 
 from conf.reading.files import check_writable, write_whole
 from conf.reading.parser import Parser, option
-from conf.reading.values import from_0, prefix_path, whole
+from conf.reading.values import from_0, prefix_path
 from conf.visible import plural
 from data_prep.chats import check as chats_check
 from data_prep.chats import prepare as chats
@@ -20,7 +20,7 @@ from data_prep.indexed.check import check, open_checked
 from data_prep.indexed.inspect import Sample, described, document_text, figures, sample_text
 from data_prep.indexed.reshape import merge, split
 from data_prep.kinds import MADE_BY, kind_of
-from data_prep.making import make_unless_there
+from data_prep.making import add_number, make_unless_there
 from data_prep.pairs import check as pairs_check
 from data_prep.pairs import prepare as pairs
 from data_prep.preparation import options
@@ -77,27 +77,12 @@ def parser() -> argparse.ArgumentParser:
     look.add_argument("prefix", type=Path, help=PREFIX)
     one = look.add_mutually_exclusive_group()
     one.add_argument("--document", type=int, metavar="N", help="print one document, pair, image or video")
-    one.add_argument(
-        "--sample",
-        type=option(from_0),
-        metavar="N",
-        help="print the text of one training sample of a run, counted from 0",
-    )
-    look.add_argument(
-        "--sequence-length",
-        type=option(whole),
-        default=1024,
-        metavar="N",
-        help="the run's sequence length (default: 1024)",
-    )
+    sample = "print the text of one training sample of a run, counted from 0"
+    one.add_argument("--sample", type=option(from_0), metavar="N", help=sample)
+    add_number(look, "--sequence-length", "the run's sequence length (default: 1024)", 1024)
     look.add_argument("--seed", type=_seed, default=1234, metavar="N", help="the run's seed (default: 1234)")
     look.add_argument("--split", default="969,30,1", metavar="W,W,W", help="the run's data.split (default: 969,30,1)")
-    look.add_argument(
-        "--samples",
-        type=option(whole),
-        metavar="N",
-        help="the number of samples of the whole run, if it takes several epochs",
-    )
+    add_number(look, "--samples", "the number of samples of the whole run, if it takes several epochs")
     of_family = "the family of the run's model (default: gpt)"
     look.add_argument("--family", choices=FAMILIES, default=DEFAULT, help=of_family)
     look.add_argument(
@@ -111,27 +96,16 @@ def parser() -> argparse.ArgumentParser:
     look.add_argument("--page", type=Path, metavar="FILE", help="write a page with statistics of documents and tokens")
     sound = commands.add_parser("check", help="check a data set completely")
     sound.add_argument("prefix", type=Path, help=PREFIX)
-    sound.add_argument(
-        "--vocab-size",
-        type=option(whole),
-        metavar="N",
-        help="check that token ids are below N (default: the manifest's vocabulary size)",
-    )
+    add_number(sound, "--vocab-size", "check that token ids are below N (default: the manifest's vocabulary size)")
     join = commands.add_parser("merge", help="join several indexed data sets into one, in the order given")
     join.add_argument("prefix", type=Path, nargs="+", help=PREFIX)
     part = commands.add_parser("split", help="split an indexed data set into several, by weights of documents")
     part.add_argument("prefix", type=Path, help=PREFIX)
-    part.add_argument(
-        "--weights",
-        type=_weights,
-        required=True,
-        metavar="W,W",
-        help="the weight of each part, by documents, such as 969,31",
-    )
+    weights = "the weight of each part, by documents, such as 969,31"
+    part.add_argument("--weights", type=_weights, required=True, metavar="W,W", help=weights)
     for command, names in ((join, "<output>_text_document"), (part, "<output>-0_text_document and so on")):
-        command.add_argument(
-            "--output", type=option(prefix_path), required=True, help=f"the prefix of the output: {names}"
-        )
+        output = f"the prefix of the output: {names}"
+        command.add_argument("--output", type=option(prefix_path), required=True, help=output)
     return made
 
 

@@ -34,6 +34,7 @@ from megatron_ext.families.huggingface.crossing import (
 )
 from megatron_ext.families.huggingface.library import Headed, layers_of, placed, transformers
 from megatron_ext.families.huggingface.weights import fill
+from megatron_ext.tasks.task import kinds_of
 
 MOST_WEIGHTS = 2**22
 """Weights of a matrix that a product with zeros may touch, at most."""
@@ -116,13 +117,10 @@ class Anatomy:
                 calls = self.calls(on_host, given, training)
             found = [call.on(like.device, there) for call in calls]
             return found if tokens is not None else self._known.setdefault(key, found)
-        if tokens is None:
-            zeros = torch.zeros(shape, dtype=torch.int64, device=like.device)
-            with torch.no_grad():
-                self._known[key] = self._called(self._passed(zeros, like.dtype, training))
-            return self._known[key]
+        given = torch.zeros(shape, dtype=torch.int64, device=like.device) if tokens is None else tokens
         with torch.no_grad():
-            return self._called(self._passed(tokens, like.dtype, training))
+            found = self._called(self._passed(given, like.dtype, training))
+        return found if tokens is not None else self._known.setdefault(key, found)
 
     def _of_documents(
         self, like: Tensor, tokens: Optional[Tensor], training: bool, positions: Tensor, way: int
@@ -317,11 +315,12 @@ class Anatomy:
             at[0] = number + 1
             return self.given(hidden_of(args, kwargs), number)
 
-        hooks = [
-            module.register_forward_pre_hook(hook)
-            for module in skeleton.modules()
+        weighted = {
+            name: module
+            for name, module in skeleton.named_modules()
             if id(module) in names and any(True for _ in module.parameters(recurse=False))
-        ]
+        }
+        hooks = [module.register_forward_pre_hook(hook) for module in weighted.values()]
         try:
             with torch.no_grad(), self.routed(handler), _SmallProducts():
                 out = skeleton(input_ids=tokens, use_cache=False)
@@ -331,16 +330,7 @@ class Anatomy:
             for one in hooks:
                 one.remove()
         self.logits = tuple(logits_of(out).shape[2:])
-        unseen = (
-            {
-                name
-                for name, module in skeleton.named_modules()
-                if id(module) in names and any(True for _ in module.parameters(recurse=False))
-            }
-            - self.first
-            - self.last
-        )
-        self.first |= unseen
+        self.first |= weighted.keys() - self.last
 
 
 class _Between(Exception):
@@ -394,8 +384,7 @@ def _copied(module: nn.Module, memo: Dict[int, Any]) -> nn.Module:
 
 def _kinds(layers: Sequence[nn.Module]) -> List[str]:
     """A name for each layer: the same for those that compute the same with tensors of the same sizes."""
-    found: Dict[Any, str] = {}
-    kinds = []
+    keys = []
     for layer in layers:
         shapes = tuple((name, tuple(one.shape)) for name, one in layer.named_parameters())
         plain = tuple(
@@ -404,11 +393,8 @@ def _kinds(layers: Sequence[nn.Module]) -> List[str]:
             for key, value in sorted(vars(part).items())
             if isinstance(value, (bool, int, float, str)) and "idx" not in key and "index" not in key
         )
-        key = (type(layer).__name__, shapes, plain)
-        if key not in found:
-            found[key] = f"layer-{len(found) + 1}" if found else "layer"
-        kinds.append(found[key])
-    return kinds
+        keys.append(("layer", type(layer).__name__, shapes, plain))
+    return kinds_of(keys)
 
 
 def _same(one: Call, other: Call) -> bool:

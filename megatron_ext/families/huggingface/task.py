@@ -20,7 +20,7 @@ from megatron_ext.families.huggingface.weights import Published, save
 from megatron_ext.parallel.tensor_parallel import Shard, TensorGroup
 from megatron_ext.tasks.language.language_task import NextTokenTask
 from megatron_ext.tasks.repeatable import repeatable
-from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Placement, Tensors, Wire
+from megatron_ext.tasks.task import SEQUENCE, Block, Micro, Placement, Tensors, Wire, ties
 
 TOKENS, POSITIONS, LOGITS = "tokens", "positions", "logits"
 FIRST, LAST = "embedding", "head"
@@ -211,21 +211,15 @@ def _draws(config: Any) -> bool:
 
 def _tied(anatomy: Anatomy) -> Any:
     """Parameters that are in several blocks."""
-    owner: Any = {}
-    tied = {}
-    model = anatomy.model
     named: List[Tuple[str, Any]] = []
     for block, held in ((FIRST, anatomy.first), (LAST, anatomy.last)):
-        for name, module in model.named_modules():
+        for name, module in anatomy.model.named_modules():
             if name in held:
                 named += [(f"{block}.{name}.{key}", one) for key, one in module.named_parameters(recurse=False)]
         if block == FIRST:
             for number, layer in enumerate(anatomy.layers):
                 named += [(f"layers.{number}.{key}", one) for key, one in layer.named_parameters()]
-    for name, one in named:
-        if owner.setdefault(id(one), name) != name:
-            tied[name] = owner[id(one)]
-    return tied
+    return ties(named)
 
 
 TASK = HuggingFaceTask

@@ -36,6 +36,14 @@ class UserCode(NamedTuple):
     def spec(self) -> str:
         return f"{self.path}:{self.name}"
 
+    def error(self, text: str) -> EngineError:
+        """What is wrong with what it leads to."""
+        return EngineError(f"model.code={self.spec}: {text}")
+
+    def fault(self, text: str) -> Fault:
+        """The same, whatever it is looked at with."""
+        return Fault(f"model.code={self.spec}: {text}")
+
     def function(self, name: str) -> Optional[Callable[..., Any]]:
         """The function beside the model that has this name; None if the file has none.
 
@@ -44,7 +52,7 @@ class UserCode(NamedTuple):
         """
         found = getattr(self.module, name, None)
         if found is not None and not callable(found):
-            raise EngineError(f"model.code={self.spec}: {name} must be a function, not a {type(found).__name__}")
+            raise self.error(f"{name} must be a function, not a {type(found).__name__}")
         return found
 
     @contextmanager
@@ -59,7 +67,7 @@ class UserCode(NamedTuple):
         except EngineError:
             raise
         except (Exception, SystemExit) as error:
-            raise EngineError(f"model.code={self.spec}: {what} fails: {described(error, self.path)}") from error
+            raise self.error(f"{what} fails: {described(error, self.path)}") from error
 
 
 def digest(path: Path) -> str:
@@ -191,8 +199,8 @@ def require_gradients(code: UserCode, without: Sequence[str]) -> None:
     """Raises EngineError for parameters that the loss does not depend on."""
     if without:
         shown = ", ".join(without[:5]) + (f" and {len(without) - 5} more" if len(without) > 5 else "")
-        raise Fault(
-            f"model.code={code.spec}: the loss does not depend on the parameter{'s' * (len(without) > 1)} {shown}, so "
+        raise code.fault(
+            f"the loss does not depend on the parameter{'s' * (len(without) > 1)} {shown}, so "
             "there is no gradient; use what has parameters, remove it, or freeze it with requires_grad_(False)"
         )
 
@@ -200,10 +208,10 @@ def require_gradients(code: UserCode, without: Sequence[str]) -> None:
 def require_loss(code: UserCode, what: str, loss: Any) -> None:
     """Raises EngineError unless it is one number with a gradient."""
     if not (is_number(loss) and loss.is_floating_point()):
-        raise Fault(f"model.code={code.spec}: {what} returns {_named(loss)}, but must return one number")
+        raise code.fault(f"{what} returns {_named(loss)}, but must return one number")
     if not loss.requires_grad:
-        raise Fault(
-            f"model.code={code.spec}: the loss depends on no parameter: nothing could be trained; loss must compute "
+        raise code.fault(
+            "the loss depends on no parameter: nothing could be trained; loss must compute "
             "with the tensors that it is given, and parameters must have requires_grad"
         )
 
@@ -211,15 +219,15 @@ def require_loss(code: UserCode, what: str, loss: Any) -> None:
 def require_metrics(code: UserCode, what: str, metrics: Any) -> None:
     """Raises EngineError unless they are numbers with names that a log line has not."""
     if not isinstance(metrics, dict):
-        raise Fault(f"model.code={code.spec}: {what} returns {_named(metrics)}, but must return a dict of numbers")
+        raise code.fault(f"{what} returns {_named(metrics)}, but must return a dict of numbers")
     for name, value in metrics.items():
         if not isinstance(name, str) or name in LOGGED or not _METRIC.fullmatch(name):
-            raise Fault(
-                f"model.code={code.spec}: {what} names a metric {name!r}; its name must be words of letters and "
+            raise code.fault(
+                f"{what} names a metric {name!r}; its name must be words of letters and "
                 "digits, and none that a log line has already"
             )
         if not is_number(value):
-            raise Fault(f"model.code={code.spec}: {what} gives {name} as {_named(value)}, but it must be one number")
+            raise code.fault(f"{what} gives {name} as {_named(value)}, but it must be one number")
 
 
 def is_number(value: Any) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 import torch
 from torch import Tensor, nn
 
-from megatron_ext.contract.errors import EngineError
 from megatron_ext.families.module import tree
 from megatron_ext.families.module.block import Form, Piece, Pieces, Value, copied
 from megatron_ext.families.module.code import (
@@ -92,15 +91,14 @@ def _require_same(code: UserCode, pieces: Pieces, one: Look, other: Look) -> Non
     for piece in pieces.pieces:
         for name in piece.gives:
             if one.values[name] != other.values[name]:
-                raise EngineError(
-                    f"model.code={code.spec}: block {piece.name} gives a value that is not a tensor and "
-                    f"differs between micro-batches: {name}"
+                raise code.error(
+                    f"block {piece.name} gives a value that is not a tensor and differs between micro-batches: {name}"
                 )
             for wire in one.values[name].wires:
                 a, b = one.wires[wire], other.wires[wire]
                 if a != b:
-                    raise EngineError(
-                        f"model.code={code.spec}: block {piece.name}{_at(piece)} gives {wire} of shape {list(a.dims)} "
+                    raise code.error(
+                        f"block {piece.name}{_at(piece)} gives {wire} of shape {list(a.dims)} "
                         f"({a.dtype}) for one micro-batch and {list(b.dims)} ({b.dtype}) for another; stages exchange "
                         "tensors of one shape: pad it, or put what follows into the same block"
                     )
@@ -151,7 +149,7 @@ class _Walk:
         with self._code.running(f"block {piece.name}{_at(piece)}"), Randomness() as drawn:
             values = form.call(module, copies)
         if len(values) != len(piece.gives):
-            raise Fault(f"model.code={self._code.spec}: block {piece.name} gives {len(values)} values")
+            raise self._code.fault(f"block {piece.name} gives {len(values)} values")
         changed = tuple(n for n, (tensor, before) in enumerate(zip(copies, versions)) if tensor._version != before)
         for n in changed:
             self._require_last(number, piece, wires[n])
@@ -164,8 +162,8 @@ class _Walk:
         value = next(name for name, given in self._values.items() if wire in given.wires)
         if wire in wires_of(self._pieces.output, self._values) or self._last_use.get(value, number) > number:
             after = [one.name for one in self._pieces.pieces[number + 1 :] if value in one.takes]
-            raise Fault(
-                f"model.code={self._code.spec}: block {piece.name}{_at(piece)} changes {wire} in place, but "
+            raise self._code.fault(
+                f"block {piece.name}{_at(piece)} changes {wire} in place, but "
                 f"{f'block {after[0]}' if after else 'the loss'} takes it afterwards, maybe on another stage; use an "
                 "operation that is not in place"
             )
@@ -175,13 +173,12 @@ class _Walk:
         try:
             shape, tensors = tree.apart(value)
         except TypeError as error:
-            raise Fault(
-                f"model.code={self._code.spec}: block {piece.name}{_at(piece)} gives {error}; only tensors can go to "
-                "another stage"
+            raise self._code.fault(
+                f"block {piece.name}{_at(piece)} gives {error}; only tensors can go to another stage"
             ) from error
         if name in piece.unforeseen and _numbers(shape):
-            raise Fault(
-                f"model.code={self._code.spec}: block {piece.name}{_at(piece)} gives a number that follows from what "
+            raise self._code.fault(
+                f"block {piece.name}{_at(piece)} gives a number that follows from what "
                 "is in a tensor, and that another block takes; only tensors can go to another stage"
             )
         wires = tuple(tree.names(name, shape))
@@ -201,7 +198,7 @@ class _Walk:
             with self._code.running("weight(targets)"):
                 weight = as_number(self._functions.weight(self._targets))
             if not is_number(weight):
-                raise Fault(f"model.code={self._code.spec}: weight(targets) must return one number")
+                raise self._code.fault("weight(targets) must return one number")
 
     def _backward(self, given: Sequence[Dict[str, Tensor]]) -> None:
         outputs = returned(self._pieces.output, self._values, {name: one.clone() for name, one in self._held.items()})

@@ -33,7 +33,7 @@ def checked(task: Task, code: UserCode, plan: Plan) -> Task:
     try:
         check(task)
     except EngineError as error:
-        raise EngineError(f"model.code={code.spec}: {error}") from error
+        raise code.error(f"{error}") from error
     micros = _micros(task, code, plan.micro_batch_size)
     dtype = DTYPES[plan.train.precision]
     with code.running(f"sizes({plan.micro_batch_size})"):
@@ -62,18 +62,15 @@ def _require_attributes(task: Task, code: UserCode) -> None:
     ):
         found = getattr(task, attribute, None)
         if not isinstance(found, kinds) or not all(isinstance(one, of) for one in found):
-            raise EngineError(
-                f"model.code={code.spec}: {attribute} of {type(task).__name__} must be a "
+            raise code.error(
+                f"{attribute} of {type(task).__name__} must be a "
                 f"{'dict by name' if kinds == (dict,) else f'tuple or list of {of.__name__}'}, but is {found!r:.80}"
             )
     for block in task.blocks:
         for attribute in ("takes", "gives"):
             found = getattr(block, attribute)
             if not isinstance(found, rows):
-                raise EngineError(
-                    f"model.code={code.spec}: {attribute} of block {block.name} must be a tuple of names, but is "
-                    f"{found!r}"
-                )
+                raise code.error(f"{attribute} of block {block.name} must be a tuple of names, but is {found!r}")
 
 
 def _repeatable(block: Block, plan: Plan, draws: bool) -> Block:
@@ -92,14 +89,12 @@ def _micros(task: Task, code: UserCode, micro_batch_size: int) -> List[Micro]:
     with code.running(what):
         samples = task.samples("train", count)
     if not isinstance(samples, Samples) or not isinstance(getattr(samples, "order", None), dict):
-        raise EngineError(
-            f"model.code={code.spec}: {what} returns a {type(samples).__name__}, but must return a "
+        raise code.error(
+            f"{what} returns a {type(samples).__name__}, but must return a "
             "megatron_ext.data.samples.Samples, with `order`: a dict of numbers that the samples' order follows from"
         )
     if len(samples) < count:
-        raise EngineError(
-            f"model.code={code.spec}: {what} returns only {len(samples)} samples; repeat them from the first one on"
-        )
+        raise code.error(f"{what} returns only {len(samples)} samples; repeat them from the first one on")
     micros = []
     for numbers in np.arange(count).reshape(2, micro_batch_size):
         with code.running(f"batch() of {what}"):
@@ -107,19 +102,18 @@ def _micros(task: Task, code: UserCode, micro_batch_size: int) -> List[Micro]:
         with code.running("micro(sample)"):
             micro = task.micro({name: torch.from_numpy(array) for name, array in batch.items()})
         if not isinstance(micro, Micro):
-            raise EngineError(
-                f"model.code={code.spec}: micro(sample) returns a {type(micro).__name__}, but must return a "
-                "megatron_ext.tasks.task.Micro"
+            raise code.error(
+                f"micro(sample) returns a {type(micro).__name__}, but must return a megatron_ext.tasks.task.Micro"
             )
         missing = [name for name in task.inputs if name not in micro.inputs]
         if missing:
-            raise EngineError(
-                f"model.code={code.spec}: micro(sample) gives no input {', '.join(missing)}, which `inputs` names; it "
+            raise code.error(
+                f"micro(sample) gives no input {', '.join(missing)}, which `inputs` names; it "
                 f"gives {', '.join(micro.inputs) or 'none'}"
             )
         weight = micro.weight
         if weight is not None and not (isinstance(weight, Tensor) and weight.numel() == 1):
-            raise EngineError(f"model.code={code.spec}: micro(sample) must give its weight as a tensor of one number")
+            raise code.error("micro(sample) must give its weight as a tensor of one number")
         micros.append(micro)
     return micros
 
@@ -136,15 +130,15 @@ def _require_initial_weights(task: Task, code: UserCode) -> None:
         weights, others = (_initial_weights(task, code, block, seed) for seed in (0, 1))
         for name, weight in weights.items():
             if not torch.equal(weight, others[name]):
-                raise EngineError(
-                    f"model.code={code.spec}: the initial {name} depends on what was drawn before, so it would differ "
+                raise code.error(
+                    f"the initial {name} depends on what was drawn before, so it would differ "
                     "with the layout; initialise() must fill it with numbers that follow from its name and the seed"
                 )
         found.update(weights)
     for copy, owner in task.tied.items():
         if copy in found and owner in found and not torch.equal(found[copy], found[owner]):
-            raise EngineError(
-                f"model.code={code.spec}: initialise() fills {copy} with other numbers than {owner}, to which it is "
+            raise code.error(
+                f"initialise() fills {copy} with other numbers than {owner}, to which it is "
                 "tied; both must follow from the owner's name: self.tied.get(name, name)"
             )
 

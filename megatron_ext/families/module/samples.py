@@ -50,8 +50,8 @@ class UserSamples(Samples):
         self._split = split
         function = code.function(DATA)
         if function is None:
-            raise EngineError(
-                f"model.code={code.spec}: {code.path} has no function {DATA}(split, seed); write one that returns the "
+            raise code.error(
+                f"{code.path} has no function {DATA}(split, seed); write one that returns the "
                 "samples: a data set of (inputs, targets)"
             )
         with code.running(f"{DATA}({split!r}, {seed})"):
@@ -59,10 +59,10 @@ class UserSamples(Samples):
         self.length = _length(self._data)
         """The length of the data set; None: it has none."""
         if self.length == 0:
-            raise EngineError(f"model.code={code.spec}: {DATA}({split!r}, {seed}) has no samples")
+            raise code.error(f"{DATA}({split!r}, {seed}) has no samples")
         if not hasattr(self._data, "__getitem__"):
-            raise EngineError(
-                f"model.code={code.spec}: {DATA}({split!r}, {seed}) returns a {type(self._data).__name__}, but must "
+            raise code.error(
+                f"{DATA}({split!r}, {seed}) returns a {type(self._data).__name__}, but must "
                 "return something that gives a sample for its number: with __getitem__, and __len__ if samples repeat"
             )
         self._epoch = -1
@@ -78,8 +78,8 @@ class UserSamples(Samples):
             first = self._first.get(name)
             if first is None or first.shape != array.shape or first.dtype != array.dtype:
                 before = "it has none" if first is None else f"of sample 0 it is {list(first.shape)} of {first.dtype}"
-                raise EngineError(
-                    f"model.code={self._code.spec}: {DATA}({self._split!r}, {self._seed}): {name} of sample {number} "
+                raise self._code.error(
+                    f"{DATA}({self._split!r}, {self._seed}): {name} of sample {number} "
                     f"is {list(array.shape)} of {array.dtype}, but {before}; all samples must have the same shapes: "
                     "pad or cut them"
                 )

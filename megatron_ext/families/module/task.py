@@ -21,7 +21,7 @@ from megatron_ext.families.module.look import Functions, Given, Look, Sample, as
 from megatron_ext.families.module.own_task import checked
 from megatron_ext.families.module.samples import INPUTS, TARGETS, UserSamples
 from megatron_ext.parallel.tensor_parallel import TensorGroup
-from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors, Wire
+from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors, Wire, kinds_of, ties
 
 LOSS, METRICS, WEIGHT = "loss", "metrics", "weight"
 """Functions of the user's file."""
@@ -171,8 +171,8 @@ def users_task(plan: Plan) -> Task:
     if isinstance(made, Task):
         return checked(made, code, plan)
     if not isinstance(made, nn.Module):
-        raise EngineError(
-            f"model.code={code.spec}: {code.name} must be a torch.nn.Module, a megatron_ext.tasks.task.Task, a class "
+        raise code.error(
+            f"{code.name} must be a torch.nn.Module, a megatron_ext.tasks.task.Task, a class "
             f"of such, or a function that returns one, but is a {type(made).__name__}"
         )
     return ModuleTask(plan, code, made)
@@ -192,8 +192,8 @@ def _positional(code: UserCode, model: nn.Module, count: int) -> List[str]:
     """The names of the first arguments of the forward pass."""
     names = [one.name for one in _signature(code, model) if one.kind is one.POSITIONAL_OR_KEYWORD]
     if len(names) < count:
-        raise EngineError(
-            f"model.code={code.spec}: the samples' inputs are {count}, but {type(model).__name__}.forward takes "
+        raise code.error(
+            f"the samples' inputs are {count}, but {type(model).__name__}.forward takes "
             f"{len(names)} ({', '.join(names)}); a sample is (inputs, targets), where several inputs are a tuple"
         )
     return names[:count]
@@ -206,8 +206,8 @@ def _defaults(code: UserCode, model: nn.Module, given: Sequence[str]) -> Dict[st
         if one.name in given or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             continue
         if one.default is one.empty:
-            raise EngineError(
-                f"model.code={code.spec}: {type(model).__name__}.forward takes {one.name}, which the samples' inputs "
+            raise code.error(
+                f"{type(model).__name__}.forward takes {one.name}, which the samples' inputs "
                 f"do not give; they give {', '.join(given)}"
             )
         found[one.name] = one.default
@@ -228,8 +228,8 @@ def _signature(code: UserCode, model: nn.Module) -> List[inspect.Parameter]:
 def _functions(code: UserCode) -> Functions:
     loss = code.function(LOSS)
     if loss is None:
-        raise EngineError(
-            f"model.code={code.spec}: {code.path} has no function {LOSS}(outputs, targets); write one that returns the "
+        raise code.error(
+            f"{code.path} has no function {LOSS}(outputs, targets); write one that returns the "
             "mean over the micro-batch"
         )
     return Functions(loss, code.function(METRICS), code.function(WEIGHT))
@@ -245,21 +245,17 @@ def _require_all(code: UserCode, model: nn.Module, pieces: Pieces) -> None:
 
 def _tied(pieces: Pieces) -> Dict[str, str]:
     """Parameters that are in several pieces."""
-    owner: Dict[int, str] = {}
-    tied = {}
-    for piece in pieces.pieces:
-        for inner, parameter in piece.module.named_parameters():
-            if parameter.requires_grad:
-                name = f"{piece.name}.{HELD_AS}.{inner}"
-                if owner.setdefault(id(parameter), name) != name:
-                    tied[name] = owner[id(parameter)]
-    return tied
+    return ties(
+        (f"{piece.name}.{HELD_AS}.{inner}", parameter)
+        for piece in pieces.pieces
+        for inner, parameter in piece.module.named_parameters()
+        if parameter.requires_grad
+    )
 
 
 def _kinds(pieces: Pieces, look: Look) -> List[str]:
     """A name for each piece: the same for those that compute the same with tensors of the same sizes."""
-    found: Dict[Any, str] = {}
-    kinds = []
+    keys = []
     for piece in pieces.pieces:
         calls: List[str] = []
         kind = type(piece.module).__name__
@@ -272,12 +268,8 @@ def _kinds(pieces: Pieces, look: Look) -> List[str]:
         shapes = tuple((tuple(one.shape), one.requires_grad) for one in piece.module.parameters())
         wires = [wire for name in (*piece.takes, *piece.gives) for wire in look.values[name].wires]
         sizes = tuple(look.wires[wire][1:] if wire in look.wires else wire for wire in wires)  # or an input's name
-        key = (kind, tuple(calls), shapes, sizes)
-        if key not in found:
-            same = sum(one[0] == kind for one in found)
-            found[key] = f"{kind}-{same + 1}" if same else kind
-        kinds.append(found[key])
-    return kinds
+        keys.append((kind, tuple(calls), shapes, sizes))
+    return kinds_of(keys)
 
 
 def _attributes(leaf: nn.Module) -> str:

@@ -7,9 +7,10 @@ cannot follow.
 
 from __future__ import annotations
 
+import inspect
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple, Type
 
 import torch
 from torch import fx, nn
@@ -115,68 +116,34 @@ def _drop_checks_of_defaults(graph: fx.Graph, inputs: Sequence[str]) -> None:
             graph.erase_node(node)
 
 
-def _encoder(
-    stack: nn.TransformerEncoder,
-    src: Any,
-    mask: Any = None,
-    src_key_padding_mask: Any = None,
-    is_causal: Optional[bool] = None,
-) -> Any:
+def _given(module: nn.Module, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Dict[str, Any]:
+    """What a forward pass is given, by the names of its arguments; what it is not given has its default."""
+    bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+    bound.apply_defaults()
+    return {name: value for name, value in bound.arguments.items() if name != "self"}
+
+
+def _encoder(stack: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Any:
+    given = _given(stack, args, kwargs)
+    src, masked, causal = given["src"], given["src_key_padding_mask"], bool(given.get("is_causal"))
     for layer in stack.layers:
-        src = layer(src, src_mask=mask, src_key_padding_mask=src_key_padding_mask, is_causal=bool(is_causal))
+        src = layer(src, src_mask=given["mask"], src_key_padding_mask=masked, is_causal=causal)
     return src if stack.norm is None else stack.norm(src)
 
 
-def _decoder(
-    stack: nn.TransformerDecoder,
-    tgt: Any,
-    memory: Any,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    tgt_is_causal: Optional[bool] = None,
-    memory_is_causal: bool = False,
-) -> Any:
+def _decoder(stack: nn.TransformerDecoder, *args: Any, **kwargs: Any) -> Any:
+    given = _given(stack, args, kwargs)
+    given["tgt_is_causal"] = bool(given.get("tgt_is_causal"))
+    tgt = given.pop("tgt")
     for layer in stack.layers:
-        tgt = layer(
-            tgt,
-            memory,
-            tgt_mask=tgt_mask,
-            memory_mask=memory_mask,
-            tgt_key_padding_mask=tgt_key_padding_mask,
-            memory_key_padding_mask=memory_key_padding_mask,
-            tgt_is_causal=bool(tgt_is_causal),
-            memory_is_causal=memory_is_causal,
-        )
+        tgt = layer(tgt, **given)
     return tgt if stack.norm is None else stack.norm(tgt)
 
 
-def _transformer(
-    model: nn.Transformer,
-    src: Any,
-    tgt: Any,
-    src_mask: Any = None,
-    tgt_mask: Any = None,
-    memory_mask: Any = None,
-    src_key_padding_mask: Any = None,
-    tgt_key_padding_mask: Any = None,
-    memory_key_padding_mask: Any = None,
-    src_is_causal: Optional[bool] = None,
-    tgt_is_causal: Optional[bool] = None,
-    memory_is_causal: bool = False,
-) -> Any:
-    memory = model.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
-    return model.decoder(
-        tgt,
-        memory,
-        tgt_mask,
-        memory_mask,
-        tgt_key_padding_mask,
-        memory_key_padding_mask,
-        tgt_is_causal,
-        memory_is_causal,
-    )
+def _transformer(model: nn.Transformer, *args: Any, **kwargs: Any) -> Any:
+    given = _given(model, args, kwargs)
+    of_source = [given.pop(name, None) for name in ("src", "src_mask", "src_key_padding_mask", "src_is_causal")]
+    return model.decoder(given.pop("tgt"), model.encoder(*of_source), **given)
 
 
 FORWARD: Dict[type, Callable[..., Any]] = {

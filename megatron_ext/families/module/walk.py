@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from megatron_ext.families.module.block import copied
 from megatron_ext.families.module.code import (
-    Fault,
     Randomness,
     UserCode,
     pass_back,
@@ -72,10 +71,12 @@ class Walk:
         with self._code.running(f"making block {block.name}"):
             made = block.make(TensorGroup())
         if not isinstance(made, nn.Module):
-            raise self._fault(f"make of block {block.name} returns a {type(made).__name__}, but must return a module")
+            raise self._code.fault(
+                f"make of block {block.name} returns a {type(made).__name__}, but must return a module"
+            )
         for name in OF_ENGINE:
             if not isinstance(getattr(made, name, None), (int, type(None))):
-                raise self._fault(
+                raise self._code.fault(
                     f"the module of block {block.name} has an attribute {name}, which the engine sets there; rename it"
                 )
         self._made.append(made)
@@ -84,7 +85,7 @@ class Walk:
             name = f"{block.name}.{inner}"
             other = self._name_of.setdefault(id(parameter), name)
             if parameter.requires_grad and other != name and self._task.tied.get(name) != other:
-                raise self._fault(
+                raise self._code.fault(
                     f"{name} and {other} are one parameter, but would be two on different stages; declare it: "
                     f"tied = {{{name!r}: {other!r}}}"
                 )
@@ -97,13 +98,13 @@ class Walk:
         result = module(*taken)
         for name, tensor, before in zip(block.takes, taken, versions):
             if tensor._version != before:
-                raise self._fault(
+                raise self._code.fault(
                     f"block {block.name} changes {name} in place, which it takes; use an operation that is not in place"
                 )
         results = (result,) if len(block.gives) == 1 else result
         if not isinstance(results, (tuple, list)) or len(results) != len(block.gives):
             count = len(results) if isinstance(results, (tuple, list)) else 1
-            raise self._fault(
+            raise self._code.fault(
                 f"block {block.name} gives {', '.join(block.gives)}, but returns {count} value{'s' * (count != 1)}"
             )
         given = dict(zip(block.gives, results))
@@ -114,36 +115,36 @@ class Walk:
 
     def _require_wire(self, block: Block, wire: Wire, tensor: Any) -> None:
         if not isinstance(tensor, Tensor):
-            raise self._fault(f"block {block.name} returns a {type(tensor).__name__} as {wire.name}, not a tensor")
+            raise self._code.fault(f"block {block.name} returns a {type(tensor).__name__} as {wire.name}, not a tensor")
         unknown = [dim for dim in wire.dims if isinstance(dim, str) and dim not in self._sizes]
         if unknown:
-            raise self._fault(f"wire {wire.name} has the size {unknown[0]!r}, which sizes(micro_batch_size) lacks")
+            raise self._code.fault(f"wire {wire.name} has the size {unknown[0]!r}, which sizes(micro_batch_size) lacks")
         said = [self._sizes[dim] if isinstance(dim, str) else dim for dim in wire.dims]
         dtype = self._dtype if wire.dtype is None else wire.dtype
         if list(tensor.shape) != said or tensor.dtype != dtype:
-            raise self._fault(
+            raise self._code.fault(
                 f"block {block.name} gives {wire.name} of shape {list(tensor.shape)} ({tensor.dtype}), but wires says "
                 f"{said} ({dtype}); what crosses between stages has one shape in all micro-batches"
             )
         if tensor.requires_grad and not wire.gradient:
-            raise self._fault(
+            raise self._code.fault(
                 f"block {block.name} gives {wire.name} with a gradient, which would be lost: its wire has "
                 "gradient=False; detach it, or let the wire have gradient=True"
             )
         if wire.gradient and not tensor.is_floating_point():
-            raise self._fault(f"wire {wire.name} is of {tensor.dtype} and has no gradient; say gradient=False")
+            raise self._code.fault(f"wire {wire.name} is of {tensor.dtype} and has no gradient; say gradient=False")
 
     def _require_ties(self) -> None:
         order = {name: number for number, name in enumerate(self._parameters)}
         for copy, owner in self._task.tied.items():
             for name in (copy, owner):
                 if name not in order:
-                    raise self._fault(f"{copy} is tied to {owner}, but no block has a parameter {name}")
+                    raise self._code.fault(f"{copy} is tied to {owner}, but no block has a parameter {name}")
             a, b = self._parameters[copy], self._parameters[owner]
             if a.shape != b.shape:
-                raise self._fault(f"{copy} {list(a.shape)} is tied to {owner} {list(b.shape)}, of another shape")
+                raise self._code.fault(f"{copy} {list(a.shape)} is tied to {owner} {list(b.shape)}, of another shape")
             if owner in self._task.tied or order[owner] > order[copy]:
-                raise self._fault(
+                raise self._code.fault(
                     f"{copy} is tied to {owner}, which is "
                     + ("tied itself" if owner in self._task.tied else "in a later block")
                     + "; the owner must be the first of all that are tied"
@@ -166,6 +167,3 @@ class Walk:
         used |= {owner for copy, owner in self._task.tied.items() if copy in used}
         tied = {copy for copy, owner in self._task.tied.items() if owner in used}
         require_gradients(self._code, [name for name in self._parameters if name not in used | tied])
-
-    def _fault(self, text: str) -> Fault:
-        return Fault(f"model.code={self._code.spec}: {text}")
