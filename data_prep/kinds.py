@@ -63,11 +63,7 @@ def require_kind(prefix: Path, family: str, key: str) -> None:
 
 
 def read_described(prefix: Path, manifest: type[T]) -> T:
-    """The manifest of pairs, images or videos.
-
-    Raises:
-        DataPrepError: it is not there, or cannot be understood.
-    """
+    """The manifest of pairs, images or videos. Raises DataPrepError: it is not there, or cannot be understood."""
     path = data_file(prefix, ".json")
     try:
         content = json.loads(read_regular(path))

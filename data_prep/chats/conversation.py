@@ -45,11 +45,7 @@ class Conversation:
 
 
 def conversation_of(content: bytes) -> Conversation:
-    """The conversation of a JSON object.
-
-    Raises:
-        BadDocument: it is none, or none of the formats.
-    """
+    """The conversation of a JSON object. Raises BadDocument: it is none, or none of the formats."""
     try:
         record = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -131,11 +127,7 @@ def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _joined(parts: list[Any], number: int) -> str:
-    """The text of content in parts.
-
-    Raises:
-        BadDocument: a part is something else, such as an image.
-    """
+    """The text of content in parts. Raises BadDocument: a part is something else, such as an image."""
     for part in parts:
         if not isinstance(part, dict) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__

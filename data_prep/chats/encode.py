@@ -38,10 +38,7 @@ class Encoder:
     unique: bool = False
 
     def __call__(self, chunk: Chunk) -> Encoded:
-        """
-        Raises:
-            BadDocument: a record is no conversation, or the template refuses it.
-        """
+        """Raises BadDocument: a record is no conversation, or the template refuses it."""
         left_out: Counter[str] = Counter()
         rendered = []
         for raw in chunk.raw:

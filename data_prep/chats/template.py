@@ -35,11 +35,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A template with the special tokens that it may write.
-
-    Raises:
-        DataPrepError: when made: it is no template.
-    """
+    """A template with the special tokens that it may write. Raises DataPrepError when made: it is no template."""
 
     source: str
     tokens: dict[str, str]

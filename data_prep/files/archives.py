@@ -132,11 +132,7 @@ class _Zstd:
         return data
 
     def _next_block(self) -> bool:
-        """Whether there is more of the file.
-
-        Raises:
-            EOFError: there is not, but the frame has no end yet.
-        """
+        """Whether there is more of the file. Raises EOFError: there is not, but the frame has no end yet."""
         self._compressed = self._file.read(BLOCK)
         if not self._compressed and self._begun:
             raise EOFError

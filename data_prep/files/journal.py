@@ -197,11 +197,7 @@ class OpenStep:
 
 
 class Journal:
-    """Notes how far the steps of one command are, in its work folder.
-
-    Raises:
-        DataPrepError: when made: it is damaged.
-    """
+    """Notes how far the steps of one command are, in its work folder. Raises DataPrepError when made: it is damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

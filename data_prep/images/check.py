@@ -24,11 +24,7 @@ def check_images(model: Model, prefix: Path) -> None:
 
 
 def check_in_full(prefix: Path) -> ImagesManifest:
-    """Checks hashes, shapes and labels.
-
-    Raises:
-        DataPrepError: they cannot be used.
-    """
+    """Checks hashes, shapes and labels. Raises DataPrepError: they cannot be used."""
     manifest = read_unchanged(prefix, ImagesManifest)
     for split in SPLITS:
         if manifest.splits[split].images:
@@ -70,11 +66,7 @@ def described(prefix: Path) -> dict[str, str]:
 
 
 def document_text(prefix: Path, number: int) -> str:
-    """A training image in letters, and its class.
-
-    Raises:
-        DataPrepError: there is none.
-    """
+    """A training image in letters, and its class. Raises DataPrepError: there is none."""
     manifest = read_described(prefix, ImagesManifest)
     count = manifest.splits["train"].images
     require_training_document(prefix, IMAGES, number, count)

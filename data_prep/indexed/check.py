@@ -236,10 +236,6 @@ def check_ids(data: IndexedDataset, limit: int | None) -> None:
 
 
 def open_checked(prefix: Path, key: str = "data.prefix") -> IndexedDataset:
-    """Opens indexed data, which `key` names; opening checks them in full.
-
-    Raises:
-        DataPrepError: they cannot be used.
-    """
+    """Opens indexed data, which `key` names; opening checks them in full. Raises DataPrepError: they cannot be used."""
     with named(f"{key}={prefix}"):
         return IndexedDataset(prefix)

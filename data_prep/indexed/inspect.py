@@ -64,11 +64,7 @@ def described(data: IndexedDataset, prefix: Path) -> dict[str, str]:
 
 
 def document_text(data: IndexedDataset, prefix: Path, document: int) -> str:
-    """The text of a document.
-
-    Raises:
-        DataPrepError: there is no such document, or nobody knows the tokeniser.
-    """
+    """The text of a document. Raises DataPrepError: there is no such document, or nobody knows the tokeniser."""
     if not 0 <= document < data.documents:
         raise DataPrepError(f"--document {document}: {prefix} has the documents 0 to {data.documents - 1}")
     with named(f"--document {document}"):

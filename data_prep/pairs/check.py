@@ -102,11 +102,7 @@ def described(prefix: Path) -> dict[str, str]:
 
 
 def document_text(prefix: Path, number: int) -> str:
-    """A training pair as it was written, by its place in the data.
-
-    Raises:
-        DataPrepError: there is none.
-    """
+    """A training pair as it was written, by its place in the data. Raises DataPrepError: there is none."""
     manifest = read_described(prefix, PairsManifest)
     count = manifest.splits["train"].pairs
     require_training_document(prefix, PAIRS, number, count)

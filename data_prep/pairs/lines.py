@@ -158,11 +158,7 @@ def is_finished(path: Path) -> bool:
 
 
 def finished(folder: Path, languages: Languages) -> Finished:
-    """What is in such a folder.
-
-    Raises:
-        DataPrepError: it lacks the training pairs.
-    """
+    """What is in such a folder. Raises DataPrepError: it lacks the training pairs."""
     names = {file.name: file for file in files_below(folder) if file.parent == folder}
     found = next(match for match in map(_VOCABULARY.match, sorted(names)) if match)
     bpe = found[1]

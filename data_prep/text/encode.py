@@ -85,11 +85,7 @@ def texts(chunk: Chunk, options: Options, left_out: Counter[str]) -> Iterator[st
 
 
 def encode(chunk: Chunk, tokenizer: Tokenizer, options: Options) -> Encoded:
-    """Pure: the same chunk gives the same arrays in any process.
-
-    Raises:
-        BadDocument: a document has no text.
-    """
+    """Pure: the same chunk gives the same arrays in any process. Raises BadDocument: a document has no text."""
     left_out: Counter[str] = Counter()
     kept = list(texts(chunk, options, left_out))
     if options.split_sentences:

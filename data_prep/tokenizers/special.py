@@ -102,11 +102,7 @@ def train_both(sentences: Iterable[str], vocab_size: int) -> JsonTokenizer:
 
 
 def given_for_both(path: Path) -> JsonTokenizer:
-    """The tokenizer of other pairs.
-
-    Raises:
-        DataPrepError: it cannot be used, or has other special tokens.
-    """
+    """The tokenizer of other pairs. Raises DataPrepError: it cannot be used, or has other special tokens."""
     tokenizer = JsonTokenizer.from_file(path, SPECIAL[3])
     ids = loaded(tokenizer.content).get_vocab()
     for number, token in enumerate(SPECIAL):

@@ -121,11 +121,7 @@ class JsonTokenizer:
 
     @classmethod
     def from_file(cls, path: Path, end_token: str = END_OF_TEXT) -> JsonTokenizer:
-        """What `content_of` reads.
-
-        Raises:
-            DataPrepError: it cannot be read or used.
-        """
+        """What `content_of` reads. Raises DataPrepError: it cannot be read or used."""
         return cls._named(_main_file(path), content_of(path), end_token)
 
     @classmethod
@@ -274,11 +270,7 @@ def _main_file(path: Path) -> Path:
 
 
 def content_of_files(vocab: Path, merges: Path) -> str:
-    """The tokenizer.json of GPT-2's two files.
-
-    Raises:
-        DataPrepError: they cannot be read, or do not belong together.
-    """
+    """The tokenizer.json of GPT-2's two files. Raises DataPrepError: they cannot be read, or do not belong together."""
     library()
     from tokenizers.models import BPE
 
@@ -365,11 +357,7 @@ def _byte_level(model: Any) -> HfTokenizer:
 
 
 def loaded(content: str) -> HfTokenizer:
-    """A tokenizer.json.
-
-    Raises:
-        DataPrepError: it is none.
-    """
+    """A tokenizer.json. Raises DataPrepError: it is none."""
     tokenizers = library()
     try:
         return tokenizers.from_str(content)

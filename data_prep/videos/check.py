@@ -85,11 +85,7 @@ def described(prefix: Path) -> dict[str, str]:
 
 
 def document_text(prefix: Path, number: int) -> str:
-    """The frames and the captions of a training video.
-
-    Raises:
-        DataPrepError: there is none.
-    """
+    """The frames and the captions of a training video. Raises DataPrepError: there is none."""
     with named():
         found = open_videos(prefix, "train")
     count = len(found.starts) - 1

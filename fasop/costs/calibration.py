@@ -53,11 +53,7 @@ class Calibration:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration file.
-
-    Raises:
-        SearchError: it cannot be read, or is none.
-    """
+    """Read a calibration file. Raises SearchError: it cannot be read, or is none."""
     from omegaconf import OmegaConf
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 

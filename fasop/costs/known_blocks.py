@@ -61,11 +61,7 @@ def _in_any_profile(kinds: Sequence[NodeKind], model: Model) -> bool:
 
 
 def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> MeasuredModule:
-    """A module whose bytes are, where GPUs differ, the most of any.
-
-    Raises:
-        SearchError: as `with_known_blocks`.
-    """
+    """A module whose bytes are, where GPUs differ, the most of any. Raises SearchError: as `with_known_blocks`."""
     found = [(kind, module_in(kind, model)) for kind in kinds]
     first, (_, module) = found[0][0], found[0][1]
     for kind, (_, other) in found[1:]:

@@ -110,11 +110,7 @@ class Parallelism(PlacedPlan):
         )
 
     def configured(self) -> Parallel:
-        """The same plan as a configuration has it.
-
-        Raises:
-            ConfigError: it breaks a rule.
-        """
+        """The same plan as a configuration has it. Raises ConfigError: it breaks a rule."""
         own = [one.configured() for one in self.own_plans]
         tensor = self.tensor if isinstance(self.tensor, int) else run_length_text(self.tensor, "-")
         partition = None if self.partition is None else str(Partition(self.partition))

@@ -99,11 +99,7 @@ class Cycle(Exception):
 
 
 def sorted_names(inputs: Mapping[str, Sequence[str]]) -> list[str]:
-    """The keys of `inputs`, each after its own inputs; else in their order.
-
-    Raises:
-        Cycle: there is no such order.
-    """
+    """The keys of `inputs`, each after its own inputs; else in their order. Raises Cycle: there is no such order."""
     done: dict[str, None] = {}
     for start in inputs:
         path, todo = dict[str, None](), [(start, False)]

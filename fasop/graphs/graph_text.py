@@ -36,11 +36,7 @@ class _Fault(Exception):
 
 
 def read_graph(path: Path) -> Graph:
-    """The graph in a file.
-
-    Raises:
-        GraphError: it cannot be read, or its first wrong line, with the line's number.
-    """
+    """The graph in a file. Raises GraphError: it cannot be read, or its first wrong line, with the line's number."""
     try:
         content = read_regular(path, MOST_BYTES)
     except OSError as error:

@@ -24,10 +24,7 @@ class Operators:
     """
 
     def __init__(self, graph: Graph) -> None:
-        """
-        Raises:
-            SearchError: the graph has nothing to divide, or too much.
-        """
+        """Raises SearchError: the graph has nothing to divide, or too much."""
         if len(graph.nodes) > MOST:
             raise SearchError(
                 f"graph=: {len(graph.nodes):,} operators are too many to divide into stages, at most {MOST:,} are "

@@ -43,11 +43,7 @@ def measured(points: Iterable[tuple[float, float | None]], source: str) -> Noise
 
 
 def read_csv(file: Path) -> Noise:
-    """Read a file with the columns samples and noise_scale.
-
-    Raises:
-        SearchError: it cannot be read.
-    """
+    """Read a file with the columns samples and noise_scale. Raises SearchError: it cannot be read."""
     try:
         rows = list(csv.DictReader(io.StringIO(read_regular_text(file), newline="")))
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -190,11 +190,7 @@ def _elsewhere(
 
 
 def _shared(parallel: Parallel) -> Parallel:
-    """With shares that its streams divide.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """With shares that its streams divide. Raises ConfigError: there are none."""
     for values in provisional(parallel):
         return replace(parallel, **values)  # type: ignore[arg-type]
     count = parallel.global_batch_size // parallel.micro_batch_size
@@ -227,11 +223,7 @@ def _streams_on(experiment: Experiment, nodes: Sequence[NodeKind]) -> tuple[int,
 
 
 def _on(parallel: Parallel, order: NodeOrder, nodes: Sequence[NodeKind]) -> Parallel:
-    """The plan on other nodes.
-
-    Raises:
-        ConfigError: it does not fit them.
-    """
+    """The plan on other nodes. Raises ConfigError: it does not fit them."""
     gpus, of_replica = sum(node.gpus for node in nodes), parallel.tensor_size * parallel.pipeline
     count = parallel.global_batch_size // parallel.micro_batch_size
     data = gpus // of_replica

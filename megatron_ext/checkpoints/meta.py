@@ -288,11 +288,7 @@ def _parts_of(model: ModelConfig) -> List[str]:
 
 
 def written(folder: Path, parts: Sequence[str], iteration: int) -> Dict[str, str]:
-    """`Meta.parts` of files that lie in `folder`.
-
-    Raises:
-        EngineError: one is not what it should be.
-    """
+    """`Meta.parts` of files that lie in `folder`. Raises EngineError: one is not what it should be."""
     headers = {part: read_header(part_file(folder, part)) for part in parts}
     for part, header in headers.items():
         require_part(part_file(folder, part), header, part, iteration, header.digest)

@@ -33,11 +33,7 @@ class Target(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Parse `METRIC<=VALUE` or `METRIC>=VALUE`.
-
-        Raises:
-            ValueError: what the text must be.
-        """
+        """Parse `METRIC<=VALUE` or `METRIC>=VALUE`. Raises ValueError: what the text must be."""
         found = _TARGET.fullmatch(text)
         try:
             value = float(found[3]) if found else math.nan

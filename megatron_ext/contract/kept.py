@@ -62,11 +62,7 @@ class Kept:
         return cls(**{**content, "run": run, "at": At(*content["at"])})
 
     def read(self, part: str) -> bytearray:
-        """The bytes of a part, from one of its nodes.
-
-        Raises:
-            PeerLost: none of them answers any more.
-        """
+        """The bytes of a part, from one of its nodes. Raises PeerLost: none of them answers any more."""
         nodes = self.holders[part]
         why = ""
         for node in random.sample(nodes, len(nodes)):  # not all ranks from the first one
@@ -86,11 +82,7 @@ class Keeper:
     """A connection to the keeper of a node."""
 
     def __init__(self, run: RunFiles, node: str, start: str) -> None:
-        """Connects to the keeper of this submission.
-
-        Raises:
-            KeeperLost: there is none.
-        """
+        """Connects to the keeper of this submission. Raises KeeperLost: there is none."""
         self._node = node
         self._socket: Optional[socket.socket] = None
         try:

@@ -38,11 +38,7 @@ class Library(NamedTuple):
 
 
 def load(plan: Plan) -> Library:
-    """Imports megatron.core, for the plan's device.
-
-    Raises:
-        EngineError: it is not installed, or too old.
-    """
+    """Imports megatron.core, for the plan's device. Raises EngineError: it is not installed, or too old."""
     warnings.filterwarnings("ignore", module="megatron")  # of what only some GPUs have, at each import
     try:
         import megatron.core

@@ -27,11 +27,7 @@ KINDS = ("embedding", "layer", "head")
 
 
 def versions(plan: Plan) -> Dict[str, str]:
-    """Returns what layers are made of, by package.
-
-    Raises:
-        EngineError: megatron.core is not here, or too old.
-    """
+    """Returns what layers are made of, by package. Raises EngineError: megatron.core is not here, or too old."""
     found = library.load(plan)
     names = ["megatron-core", *(["transformer-engine"] if found.transformer_engine else [])]
     return {name: version(name) for name in names}

@@ -180,11 +180,7 @@ def packed(lengths: NDArray[np.int64], order: NDArray[np.int64], room: int) -> L
 def samples_in_epoch(
     prefix: Union[str, Path], weights: Sequence[float], split: Split, sequence_length: int, packing: bool
 ) -> int:
-    """The samples of a split before any of its documents comes again.
-
-    Raises:
-        DataError: as `Documents`.
-    """
+    """The samples of a split before any of its documents comes again. Raises DataError: as `Documents`."""
     split = split._replace(weights=tuple(weights))
     return DocumentSamples(prefix, split, sequence_length, 1, packing).in_epoch or 0
 

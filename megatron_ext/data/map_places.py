@@ -63,11 +63,7 @@ def find_or_build(
 
 
 def place_to_write(prefix: Union[str, Path], cache: Optional[str]) -> Path:
-    """The first of `places` where this process may write.
-
-    Raises:
-        DataError: there is none.
-    """
+    """The first of `places` where this process may write. Raises DataError: there is none."""
     possible = places(prefix, cache)
     for place in possible:
         if _writable(place.parent, may_be_made=place != Path(prefix)):
@@ -79,11 +75,7 @@ def place_to_write(prefix: Union[str, Path], cache: Optional[str]) -> Path:
 
 
 def _make_folder(place: Path) -> None:
-    """The folder of a place that may not be there yet, for this user alone.
-
-    Raises:
-        DataError: it cannot be made.
-    """
+    """The folder of a place that may not be there yet, for this user alone. Raises DataError: it cannot be made."""
     try:
         place.parent.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -106,11 +98,7 @@ def _save(file: Path, content: NDArray[Any]) -> None:
 
 
 def load_map(file: Path) -> NDArray[Any]:
-    """A map from its file, memory-mapped.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """A map from its file, memory-mapped. Raises DataError: it cannot be read."""
     try:
         loaded: NDArray[Any] = npy.open_memmap(file, mode="r")
     except (OSError, ValueError, TypeError, OverflowError, SyntaxError, TokenError) as error:  # a header may be damaged

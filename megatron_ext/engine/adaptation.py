@@ -42,11 +42,7 @@ class FixedBatch:
         return False
 
     def after(self, iteration: int, result: StepResult) -> None:
-        """Decides, if it is time to, about the iterations after this one.
-
-        Raises:
-            PeerLost: another rank is gone.
-        """
+        """Decides, if it is time to, about the iterations after this one. Raises PeerLost: another rank is gone."""
 
     def record(self, iteration: int) -> None:
         """Writes down that the run ends here, for its samples have been trained."""

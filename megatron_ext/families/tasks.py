@@ -15,11 +15,7 @@ from megatron_ext.tasks.task import Placement, Task
 
 
 def task_of(plan: Plan) -> Task:
-    """The task of a plan's model.
-
-    Raises:
-        EngineError: `model.code` leads to nothing that can be trained.
-    """
+    """The task of a plan's model. Raises EngineError: `model.code` leads to nothing that can be trained."""
     make: Callable[[Plan], Task] = import_module(f"megatron_ext.families.{plan.model.family}.task").TASK
     if len(plan.recompute.stages) == 1 and plan.recompute.layers is None:
         return make(plan)

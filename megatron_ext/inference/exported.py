@@ -32,11 +32,7 @@ def write(path: Path, content: Exported) -> None:
 
 
 def read(path: Path) -> Exported:
-    """The same of a file.
-
-    Raises:
-        EngineError: it cannot be read, is damaged, or is not an export.
-    """
+    """The same of a file. Raises EngineError: it cannot be read, is damaged, or is not an export."""
     weights = safetensors.read(path)
     metadata = safetensors.metadata(path)
     if metadata.get("kind") != KIND:

@@ -106,11 +106,7 @@ def measure(
 
 
 def checkpoint_of(run: Path, name: Optional[str]) -> Checkpoint:
-    """The newest checkpoint of a run's folder, or the one called so.
-
-    Raises:
-        EngineError: there is none.
-    """
+    """The newest checkpoint of a run's folder, or the one called so. Raises EngineError: there is none."""
     if name is None:
         return Checkpoint.at(run)
     folder = run / CHECKPOINTS / name

@@ -16,11 +16,7 @@ CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 
 
 class ByteBpe:
-    """Encodes and decodes as the file says, if it is of this kind.
-
-    Raises:
-        EngineError: it is of another kind.
-    """
+    """Encodes and decodes as the file says, if it is of this kind. Raises EngineError: it is of another kind."""
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         model, before = content.get("model") or {}, content.get("pre_tokenizer") or {}

@@ -28,11 +28,7 @@ def meeting_address(nodes: int) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listens on that address alone; port 0 is any free one.
-
-    Raises:
-        OSError: it cannot listen there.
-    """
+    """Listens on that address alone; port 0 is any free one. Raises OSError: it cannot listen there."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
     return socket.create_server((host, port), family=family, backlog=4096)
 

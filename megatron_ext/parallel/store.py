@@ -31,11 +31,7 @@ class Server:
     """Keeps the keys, in a thread of its own, until it is closed or this process ends."""
 
     def __init__(self, host: str, port: int, secret: bytes) -> None:
-        """Listens as `interface.listen` does.
-
-        Raises:
-            OSError: it cannot listen there.
-        """
+        """Listens as `interface.listen` does. Raises OSError: it cannot listen there."""
         self._secret = secret
         self._values: Dict[str, bytes] = {}
         self._waiting: Dict[str, Set[asyncio.Future[None]]] = {}
@@ -182,11 +178,7 @@ class AuthenticatedStore(Store):
     """
 
     def __init__(self, host: str, port: int, secret: bytes, timeout: timedelta) -> None:
-        """Connects, for as long as `timeout` allows.
-
-        Raises:
-            StoreError: nobody answers there who knows the secret.
-        """
+        """Connects, for as long as `timeout` allows. Raises StoreError: nobody answers there who knows the secret."""
         super().__init__()
         self._address = (host, port)
         self._secret = secret

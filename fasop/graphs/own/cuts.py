@@ -28,10 +28,7 @@ class Allowance:
         self.left = steps
 
     def spend(self, steps: int) -> None:
-        """
-        Raises:
-            TooMany: there are not so many left.
-        """
+        """Raises TooMany: there are not so many left."""
         self.left -= steps
         if self.left < 0:
             raise TooMany

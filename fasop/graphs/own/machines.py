@@ -91,10 +91,7 @@ class Machines:
 
 
 def require_few(ranks: int, where: str, way_out: str) -> None:
-    """
-    Raises:
-        SearchError: a graph is not divided over so many ranks.
-    """
+    """Raises SearchError: a graph is not divided over so many ranks."""
     if ranks > MOST:
         raise SearchError(
             f"{where}: {ranks:,} machines are too many, a graph is divided over at most {MOST}; {way_out}"

@@ -34,10 +34,7 @@ class CutStates:
     """All cuts between the groups of operators: more than the public states, of which each has the first operator."""
 
     def __init__(self, work: Work) -> None:
-        """
-        Raises:
-            TooMany: more than `MOST`.
-        """
+        """Raises TooMany: more than `MOST`."""
         self._work = work
         masks = [*between(work, -math.inf, math.inf, Allowance(STEPS)), work.all]
         if len(masks) > MOST:

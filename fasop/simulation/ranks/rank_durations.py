@@ -36,10 +36,6 @@ def by_rank(plan: PlacedTraining) -> list[RankDurations]:
 
 
 def basis(plan: PlacedTraining) -> Basis:
-    """The worst of what its times rest on.
-
-    Raises:
-        SearchError: a profile has no costs for a tensor size.
-    """
+    """The worst of what its times rest on. Raises SearchError: a profile has no costs for a tensor size."""
     parallel = plan.training.parallel
     return (Replicas(plan) if parallel.alike and parallel.stream is None else HeterogeneousStages(plan)).basis

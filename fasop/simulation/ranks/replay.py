@@ -142,11 +142,7 @@ class TimedReplay(Replay):
         """When links have sent all that they were given: by sender, and where it has two by the kind of message."""
 
     def run(self) -> list[list[Event]]:
-        """The events by rank.
-
-        Raises:
-            SearchError: ranks wait for each other for ever.
-        """
+        """The events by rank. Raises SearchError: ranks wait for each other for ever."""
         waiting = sorted({self.places[rank][0] for rank in self.go_on()})
         if waiting:
             raise SearchError(f"the schedule deadlocks: the stages {waiting} wait for messages that no stage sends")

@@ -30,11 +30,7 @@ class Pipeline(NamedTuple):
 
 
 class Replicas:
-    """Those of a plan, whatever its partition.
-
-    Raises:
-        SearchError: a profile has no costs for the tensor size.
-    """
+    """Those of a plan, whatever its partition. Raises SearchError: a profile has no costs for the tensor size."""
 
     def __init__(self, plan: PlacedTraining) -> None:
         parallel = plan.training.parallel

@@ -34,11 +34,7 @@ class StreamIteration(NamedTuple):
 def stream_iteration(
     layout: Layout, stream: Stream, micro_batches: int, ranks: Sequence[RankDurations]
 ) -> StreamIteration:
-    """Simulate a stream of so many micro-batches in an iteration.
-
-    Raises:
-        SearchError: the stream never ends.
-    """
+    """Simulate a stream of so many micro-batches in an iteration. Raises SearchError: the stream never ends."""
     whole = lcm([micro_batches, stream.period])
     begin = -(-stream.in_flight // whole) * whole + WARMING * whole
     end = begin + MEASURED * whole

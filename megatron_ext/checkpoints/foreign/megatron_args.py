@@ -32,11 +32,7 @@ _OTHERS = {
 
 
 def model_in(path: Path) -> ModelConfig:
-    """The model of a folder.
-
-    Raises:
-        EngineError: nothing there says what it is, or no model here is such a one.
-    """
+    """The model of a folder. Raises EngineError: nothing there says what it is, or no model here is such a one."""
     common, file = read_common(path), folder_of(path) / COMMON
     args = getattr(common.get("args"), "__dict__", None)
     if args is None:

@@ -133,11 +133,7 @@ class CheckedReplay(Replay):
         self.ends = self.ends if ends is None else list(ends)
 
     def receive(self, rank: int, action: Any, message: Any) -> None:
-        """Compares a message with the one that its receiver waits for.
-
-        Raises:
-            EngineError: they differ.
-        """
+        """Compares a message with the one that its receiver waits for. Raises EngineError: they differ."""
         send, step = RECEIVES[action.kind]
         stage, stages = self.places[rank][0], self.layout.stages
         chunk, sender = divmod(action.chunk * stages + stage + step, stages)

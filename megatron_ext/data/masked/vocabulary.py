@@ -52,11 +52,7 @@ class Vocabulary:
 
     @classmethod
     def read(cls, prefix: Union[str, Path]) -> Vocabulary:
-        """What lies beside indexed data.
-
-        Raises:
-            DataError: it is not there, or cannot be understood.
-        """
+        """What lies beside indexed data. Raises DataError: it is not there, or cannot be understood."""
         path = data_file(prefix, VOCABULARY)
         try:
             content = json.loads(read_regular(path))
@@ -89,11 +85,7 @@ class Vocabulary:
         return cls(**values)
 
     def require(self, prefix: Union[str, Path], *names: str) -> List[int]:
-        """The ids of these special tokens.
-
-        Raises:
-            DataError: the tokenizer lacks one.
-        """
+        """The ids of these special tokens. Raises DataError: the tokenizer lacks one."""
         found = {name: getattr(self, name) for name in names}
         for name, token in found.items():
             if token is None:

@@ -76,11 +76,7 @@ def read_manifest(prefix: Union[str, Path]) -> Manifest:
 
 
 def open_images(prefix: Union[str, Path], split: str) -> Images:
-    """One of the splits of `samples.SPLITS`.
-
-    Raises:
-        DataError: it is missing, damaged, or not as the manifest says.
-    """
+    """One of the splits of `samples.SPLITS`. Raises DataError: it is missing, damaged, or not as the manifest says."""
     manifest = read_manifest(prefix)
     images, labels = (opened_array(prefix, split, what, REMEDY) for what in ("images", "labels"))
     path = f"{prefix}-{split}.images.npy"

@@ -177,11 +177,7 @@ class Message:
         return Message(contents, self._device, self._tensor, self._parts > 1)
 
     def pack(self, tensors: Mapping[str, Tensor]) -> List[Tensor]:
-        """The tensors to send.
-
-        Raises:
-            EngineError: a tensor is not as the other side expects it.
-        """
+        """The tensors to send. Raises EngineError: a tensor is not as the other side expects it."""
         shared = [one for one in self.contents if one.shared is not None]
         if shared:
             tensors = {**tensors, **{one.name: self._whole(tensors[one.name], one) for one in shared}}

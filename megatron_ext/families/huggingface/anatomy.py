@@ -54,10 +54,7 @@ class Anatomy:
     """A model on the device meta, whose layers do what they are told by `routed`."""
 
     def __init__(self, model: nn.Module, sequence_length: int, vocab_size: int) -> None:
-        """
-        Raises:
-            EngineError: the model cannot be cut.
-        """
+        """Raises EngineError: the model cannot be cut."""
         self.model = model
         self.name = type(model.model if isinstance(model, Headed) else model).__name__
         self.path, row = layers_of(model)

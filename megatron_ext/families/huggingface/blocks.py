@@ -161,11 +161,7 @@ class _Layer:
         self._forward = layer.forward
 
     def keep_apart(self) -> None:
-        """Has documents that share a sequence not see each other.
-
-        Raises:
-            EngineError: they would.
-        """
+        """Has documents that share a sequence not see each other. Raises EngineError: they would."""
         training = self._layer.training
         self._layer.eval()
         if self._watch is not None:

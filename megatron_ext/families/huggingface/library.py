@@ -103,11 +103,7 @@ def _without_code(content: Any) -> Any:
 
 
 def made(model: ModelConfig) -> nn.Module:
-    """The whole model on the device meta.
-
-    Raises:
-        EngineError: transformers has no causal model of its family.
-    """
+    """The whole model on the device meta. Raises EngineError: transformers has no causal model of its family."""
     library, config = transformers(), config_of(model)
     try:
         with torch.device("meta"):
@@ -170,11 +166,7 @@ def rows_of_layers(model: nn.Module, count: Optional[int]) -> Iterator[Tuple[str
 
 
 def layers_of(model: nn.Module) -> Tuple[str, nn.ModuleList]:
-    """The row of its layers, and its name in it.
-
-    Raises:
-        EngineError: there is none, or there are several.
-    """
+    """The row of its layers, and its name in it. Raises EngineError: there is none, or there are several."""
     config: Any = model.config if hasattr(model, "config") else model.model.config  # type: ignore[union-attr]
     count = getattr(config, "num_hidden_layers", None)
     found = list(rows_of_layers(model, count))

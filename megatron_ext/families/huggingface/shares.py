@@ -51,11 +51,7 @@ class Shares:
         """For each layer, the shards of its parameters by their names in it."""
 
     def require(self, size: int) -> None:
-        """Whether a group of this size can share it out.
-
-        Raises:
-            EngineError: it cannot.
-        """
+        """Whether a group of this size can share it out. Raises EngineError: it cannot."""
         told = f"parallel.tensor={size} is not possible with {self._anatomy.name}"
         way_out = "use parallel.tensor=1, and more stages or parallel.sharded_optimizer where memory is short"
         if not self.styles:

@@ -57,11 +57,7 @@ class UserCode(NamedTuple):
 
     @contextmanager
     def running(self, what: str) -> Iterator[None]:
-        """Names the line of the user's code by which what runs in this block fails.
-
-        Raises:
-            EngineError: it fails.
-        """
+        """Names the line of the user's code by which what runs in this block fails. Raises EngineError: it fails."""
         try:
             yield
         except EngineError:
@@ -71,11 +67,7 @@ class UserCode(NamedTuple):
 
 
 def digest(path: Path) -> str:
-    """Return the digest of the file's content.
-
-    Raises:
-        EngineError: it cannot be read.
-    """
+    """Return the digest of the file's content. Raises EngineError: it cannot be read."""
     try:
         return digest_of_file(path)
     except OSError as error:

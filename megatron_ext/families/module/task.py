@@ -33,10 +33,7 @@ class ModuleTask(Task):
     """Blocks that a user's module consists of. Their weights are those that its own code draws under the run's seed."""
 
     def __init__(self, plan: Plan, code: UserCode, model: nn.Module) -> None:
-        """
-        Raises:
-            EngineError: what the user's file holds cannot be trained.
-        """
+        """Raises EngineError: what the user's file holds cannot be trained."""
         self._code = code
         self._seed = plan.train.seed
         self._dtype = DTYPES[plan.train.precision]

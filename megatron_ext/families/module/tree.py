@@ -70,11 +70,7 @@ def leaves(value: Any) -> List[Any]:
 
 
 def apart(value: Any, path: Tuple[str, ...] = ()) -> Tuple[Any, List[Tensor]]:
-    """The shape of a value, and its tensors.
-
-    Raises:
-        TypeError: it holds something that can neither be sent nor kept.
-    """
+    """The shape of a value, and its tensors. Raises TypeError: it holds something that can neither be sent nor kept."""
     if isinstance(value, Tensor):
         return Slot(path), [value]
     if isinstance(value, PLAIN):
