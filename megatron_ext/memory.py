@@ -1,6 +1,6 @@
 """python -m megatron_ext.memory: what the blocks of a model keep and send, for a prediction without a GPU.
 
-A request comes as JSON on the standard input (fasop/costs/counted_blocks.py), the answer goes as a line of JSON to the
+A request comes as JSON on the standard input (fasop/costs/known_blocks.py), the answer goes as a line of JSON to the
 standard output. The model takes no memory here: it lies on torch's device meta.
 """
 

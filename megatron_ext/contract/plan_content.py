@@ -1,4 +1,4 @@
-"""The keys of plan.json, and whether its content is a plan (docs/formats.md)."""
+"""What plan.json holds: its keys, and whether its content is a plan by all rules (docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,24 @@ from megatron_ext.contract.parallel_config import (
     ReduceDtype,
     Schedule,
 )
-from megatron_ext.contract.plan_check import PlanFault, check_object, require
+from megatron_ext.contract.plan_check import PlanFault, Values, check_object, fault, require
 from megatron_ext.contract.plan_parts import Elastic, IslandPlan, Place, RehearsalConfig, RunNode, Streaming
+from megatron_ext.contract.rules import batch, engine, layout, memory, training
 from megatron_ext.contract.rules.engine import ENGINES, MEGATRON_LM, TDPP
-from megatron_ext.contract.rules.every import check_rules
 from megatron_ext.contract.train_config import TrainConfig
+
+
+def check_rules(plan: Values) -> None:
+    """Checks what values have to do with each other, as far as they are there; each alone is known to be right.
+
+    Raises:
+        PlanFault: a rule does not hold.
+    """
+    for part in (batch, memory, layout, training, engine):
+        for keys, rule in part.RULES:
+            for broken in rule(plan) if all(key in plan for key in keys) else ():
+                raise broken if isinstance(broken, PlanFault) else fault(*broken)
+
 
 VERSION = 2
 EVEN = 1

@@ -5,14 +5,15 @@ A stage's memory is linear in its layers, so the GPUs of a stage allow it a larg
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 
 import numpy as np
 
-from fasop.costs.blocks import blocks_of
+from fasop.costs.blocks import Blocks, blocks_of
 from fasop.costs.experts import layer_numbers
-from fasop.costs.measured_module import MeasuredModule
+from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.memory.activations import (
     attended_bytes,
     held_scores,
@@ -22,13 +23,146 @@ from fasop.costs.memory.activations import (
     widest,
 )
 from fasop.costs.memory.amounts import FRAGMENT_BYTES, WORKSPACE_BYTES, Amount, Spared, StageMemory
-from fasop.costs.memory.modules import LAYERS_HERE, module_memory
 from fasop.costs.memory.shared_state import gathered_bytes, parameter_bytes, pieces_bytes, scattered_bytes
 from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.parallel_config import Recompute
+
+LAYERS_HERE = 2.0
+"""Layers whose activations are on a GPU at once, if those of all others are in the host's memory."""
+
+ONE_BYTE = 1.0
+"""What a layer that keeps nothing counts for, so that some number of them fits into a memory."""
+
+
+def module_memory(
+    training: Training,
+    model: MeasuredModule,
+    stage: Number,
+    of_layer: Number | None,
+    kind: int,
+    versions: int,
+    part: float | None,
+) -> StageMemory[Number]:
+    """Do as `stage_memory` for a user's module: what enters a stage is there for all micro-batches in flight, as much
+    as any cut has.
+
+    Of a block that is computed again its inputs are kept, and what one layer keeps is there once more.
+    """
+    parallel, blocks, state = training.parallel, blocks_of(model), parameter_bytes(training, part)
+    stages, batch = parallel.pipeline, parallel.micro_batch_size
+    first, last, none = stage == 0, stage == stages - 1, 0.0 * stage
+    if (held := of_layer) is None:
+        held = in_flight(parallel.schedule, stage, stages, parallel.micro_batches)
+    # Of a stage, whatever its chunks.
+    in_all = held if parallel.chunks == 1 else parallel.schedule.definition.held(stage, stages, parallel.chunks)
+    again, number = parallel.recompute.way is Recompute.full, parallel.recompute.layers
+    every = again and number is None
+    each = {block.name: (model.given if every else model.kept)(block.name, batch) for block in model.sequence}
+    message = float(max(training.crossing))
+
+    def beside(of: Callable[[MeasuredBlock], float]) -> Number:
+        """Count what the first and the last stage have beside their layers."""
+        sums = [sum(of(model.block(name)) for name in part) for part in (blocks.first, blocks.last)]
+        both: Number = none + first * sums[0] + last * sums[1]
+        return both
+
+    layer = [model.block(name) for name in blocks.kinds[kind]]
+    parameters, fixed = sum(block.parameters for block in layer), beside(lambda block: block.parameters)
+    if stages == 1:  # one copy of what several blocks share
+        fixed = fixed - model.tied_parameters * max(0, model.tied_blocks - 1)
+    untrained = none + sum(block.fixed_bytes for block in layer)
+    kept = max(ONE_BYTE, sum(each[block.name] for block in layer))
+    most = max(sum(model.kept(name, batch) for name in kinds) for kinds in blocks.kinds) if again else 0.0
+    spared: Spared[Number] | None = None
+    if model.always is None:
+        # The gradients of the head's weights, when the loss has gone back; or what one layer keeps that is computed
+        # again, by when all of the head is gone.
+        of_head = training.width * sum(model.block(name).parameters for name in blocks.last)
+        gone = sum(each[name] for name in blocks.last)
+        moment = (1.0 - last) * most + last * max(of_head, most - gone)
+        messages, leaving = 4.0 * message + none, none
+    else:
+        # Of a tied embedding in one stage autograd holds the head's gradient until it has the embedding's.
+        waiting = training.width * model.tied_parameters * (model.tied_blocks > 1) if stages == 1 else 0.0
+        moment, spared = _moment(training, model, blocks, again, first, last, each, waiting)
+        moment = moment + model.always
+        # A message each way, being received and being sent, to each neighbour.
+        messages = 4.0 * (2 - first - last) * message
+        leaving = (1.0 - last) * max(model.dropped(kinds[-1], batch) for kinds in blocks.kinds) * in_all
+    here = none
+    if training.offloads_activations:
+        here = LAYERS_HERE * kept + none
+        kept = ONE_BYTE
+    if number is not None:
+        given = sum(model.given(block.name, batch) for block in layer)
+        spared = Spared(most=number, layer=held * max(0.0, kept - max(ONE_BYTE, given)), beyond=0.0 * held)
+    entering = message * in_all * (1.0 if parallel.chunks > 1 else 1.0 - first)
+    return StageMemory(
+        weights=Amount(
+            layer=versions * state.weight * parameters + untrained,
+            fixed=versions * state.weight * fixed + beside(lambda block: block.fixed_bytes),
+        ),
+        gradients=Amount(layer=state.gradient * parameters + none, fixed=state.gradient * fixed),
+        optimizer=Amount(layer=state.optimizer * parameters + none, fixed=state.optimizer * fixed),
+        activations=Amount(
+            layer=held * kept,
+            fixed=moment + entering + leaving + here + in_all * beside(lambda block: each[block.name]),
+            spared=spared,
+        ),
+        buffers=Amount(
+            layer=none,
+            fixed=WORKSPACE_BYTES
+            + pieces_bytes(training)
+            + messages
+            + scattered_bytes(training, first, last, max(block.parameters for block in model.sequence))
+            + gathered_bytes(training, first, last, max(block.parameters for block in model.sequence)),
+        ),
+        fragments=Amount(layer=none, fixed=FRAGMENT_BYTES + none),
+    )
+
+
+def _moment(
+    training: Training,
+    model: MeasuredModule,
+    blocks: Blocks,
+    again: bool,
+    first: Number,
+    last: Number,
+    each: Mapping[str, float],
+    waiting: float,
+) -> tuple[Number, Spared[Number] | None]:
+    """Count the bytes of counted blocks that are there at the fullest moment, beside all that is kept by then; when a
+    backward pass comes to a block, what those behind it kept is gone.
+
+    When that of the first stage comes to the embedding, all its layers are gone: each spares a part of it, up to where
+    another moment is the fullest. Where layers already spare something, one of them is gone. `waiting` are bytes that
+    the head's backward pass leaves to the embedding's.
+    """
+    parallel, batch = training.parallel, training.parallel.micro_batch_size
+
+    def at_most(names: Sequence[str], behind: Number) -> Number:
+        found: Number = 0.0 * first
+        for name in reversed(names):
+            found = np.maximum(found, model.passing(name, batch, again=again) - behind)
+            behind = behind + each[name]
+        return found
+
+    head = sum(each[name] for name in blocks.last)
+    a_layer = max(ONE_BYTE, min(sum(each[name] for name in kinds) for kinds in blocks.kinds)) / parallel.chunks
+    behind = last * head - waiting
+    moments = [last * at_most(blocks.last, 0.0 * first)]
+    moments += [at_most(kinds, behind) for kinds in blocks.kinds]
+    others: Number = reduce(np.maximum, moments)
+    single = parallel.recompute.layers is not None or training.offloads_activations
+    found: Number = np.maximum(others, first * at_most(blocks.first, behind + a_layer * single))
+    if single:
+        return found, None
+    more = float(np.max(found - others))
+    spared = int(more // a_layer)
+    return found, Spared(most=spared, layer=first * a_layer, beyond=first * (more - spared * a_layer))
 
 
 def stage_memory(

@@ -11,7 +11,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.experiment import Precision
-from fasop.costs import counted_blocks
+from fasop.costs import known_blocks
 from fasop.costs.layers import layer_times, measured_tensor_sizes
 from fasop.costs.measured_module import BlockCounts, MeasuredBlock, MeasuredModule, PassCounts
 from fasop.costs.memory.stages import stage_memory
@@ -65,7 +65,7 @@ def _whole(config: object) -> list[object]:
 
 
 def test_what_cannot_be_counted_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counted_blocks, "COUNTER", "megatron_ext.nothing")
+    monkeypatch.setattr(known_blocks, "COUNTER", "megatron_ext.nothing")
     with pytest.raises(
         SearchError, match=r"cannot be counted here: .*nothing.*; measure its blocks with 'tdpp profile"
     ):
