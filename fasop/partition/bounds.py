@@ -1,21 +1,18 @@
-"""Seconds below which no partition gets an iteration, proved: by chains of waits that every partition has.
-
-In all schedules a stage begins after the first micro-batch's way to it, computes for all micro-batches, and from its
-last backward pass the gradient goes the same way back (with `zb_h1`, before the weight gradients that the stage still
-owes). Then the first stage still sums its gradients, and then the embedding's.
-"""
+"""Seconds below which no partition gets an iteration, proved: by chains of waits that every partition has
+(`fasop.partition.chains`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.schedules import passes_left
+from fasop.partition.chains import Chains, both_passes, chains_of, weighted
 from fasop.partition.heterogeneous_layers import CLOSE, in_units, least_largest_part
-from fasop.partition.local_search import Worth, both_passes, bottleneck, by_stage, largest_stage, least_largest
+from fasop.partition.local_search import Worth, bottleneck, largest_stage, least_largest
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Columns, Pipelines
 
@@ -25,30 +22,6 @@ ROUNDING = 1e-9
 """What is this near below a whole number of layers counts as one."""
 TINY = 1e-30
 """Seconds that are none, but may divide."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chains:
-    """What the links of such chains take, by stage."""
-
-    own: Linear
-    """A stage's passes from its first one until the last gradient leaves it."""
-    way: Linear
-    """Its passes for a micro-batch that only goes through it, there and back. Of several chunks the first one counts,
-    which may have no layer."""
-    trip: Linear
-    """Its passes for the first micro-batch, in all its chunks."""
-    hops: Floats
-    """[pipelines]: the messages of that micro-batch, through all parts and back."""
-    left: Linear
-    """Its passes from the first gradient that leaves it until the last one. Of several chunks, a layer of that one
-    counts which has the shortest passes left."""
-    turn: Linear
-    """[parts, pipelines]: with several chunks, the backward passes of one of them that follow its first one in turn."""
-    of_part: Linear | None
-    """[parts, pipelines]: with several chunks these, and of what the stage has left after that for each chunk as much
-    as is left of every one: a mean over all parts, not what any part takes.
-    """
 
 
 def _freed(pipelines: Pipelines) -> Floats:
@@ -163,7 +136,7 @@ def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
 def _passes_left(pipelines: Pipelines) -> Linear:
     """`Chains.left` of stages with one chunk, with a slope for each kind of layer where they differ."""
     left = passes_left(pipelines.schedule, pipelines.stages, 1, pipelines.micro_batches)
-    return _weighted(left.forward.T, pipelines.forward, left.backward.T, pipelines.backward)
+    return weighted(left.forward.T, pipelines.forward, left.backward.T, pipelines.backward)
 
 
 def _trip_from(amount: Floats, chains: Chains, units: Floats) -> Floats:
@@ -211,53 +184,6 @@ def _until_summed(pipelines: Pipelines, sums: Linear) -> Linear:
     whole.fixed[0] += pipelines.embedding
     whole.fixed[-1] += pipelines.embedding if pipelines.stages > 1 else 0
     return whole
-
-
-def chains_of(pipelines: Pipelines) -> Chains:
-    schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
-    half, hop = schedule.definition.input_share, pipelines.mean_hop
-    forward, backward, number = pipelines.forward, pipelines.backward, np.arange(float(stages)).reshape(-1, 1)
-    chunks = pipelines.parts_count // stages
-    owed = np.where(number > 0, np.minimum(number + 1, count), 0) * (1 - half)
-    waited = np.full((len(forward.fixed), 1), half)
-    waited[0] = 1.0  # of its last micro-batch, the first stage has the weight gradient before its sums
-    way = _weighted(1.0, forward, waited, backward)
-    whole = [by_stage(passes, stages) for passes in (forward, backward)]
-    left = passes_left(schedule, stages, chunks, count)
-    ahead, back = (passes.reshape(-1, 1) for passes in (left.forward, left.backward))
-    of_parts = _weighted(ahead, forward, back, backward)
-    return Chains(
-        own=_weighted(count, whole[0], count - owed, whole[1]),
-        way=Linear(fixed=way.fixed[:stages], layer=way.layer[:stages] if chunks == 1 else 0 * hop),
-        trip=_weighted(1.0, whole[0], waited[:stages], whole[1]),
-        hops=2 * (chunks * hop.sum(axis=0) - hop[-1]),
-        left=Linear(
-            fixed=of_parts.fixed.reshape(chunks, stages, -1).sum(axis=0),
-            layer=of_parts.layer.reshape(chunks, stages, -1).min(axis=0),
-        ),
-        turn=_weighted(0.0, forward, schedule.definition.in_turn(stages, count) - 1.0, backward),
-        of_part=_of_part(pipelines, chunks) if chunks > 1 else None,
-    )
-
-
-def _of_part(pipelines: Pipelines, chunks: int) -> Linear:
-    """See `Chains.of_part`. The largest part's passes in turn, and after them the largest stage's passes left, are at
-    least their means with the same weights, if a stage has those of all its chunks, which are alike.
-    """
-    schedule, stages, count = pipelines.schedule, pipelines.stages, pipelines.micro_batches
-    turns = schedule.definition.in_turn(stages, count)
-    left = passes_left(schedule, stages, chunks, count, turns)
-    forward, backward = left.forward.min(axis=0).reshape(-1, 1), left.backward.min(axis=0).reshape(-1, 1)
-    layer = forward * pipelines.forward.layer[:stages] + backward * pipelines.backward.layer[:stages]
-    whole = (turns - 1) * pipelines.backward.layer + np.tile(chunks * layer, (chunks, 1))
-    return Linear(fixed=np.zeros_like(whole), layer=whole)
-
-
-def _weighted(forwards: Floats | float, forward: Linear, backwards: Floats | float, backward: Linear) -> Linear:
-    return Linear(
-        fixed=forwards * forward.fixed + backwards * backward.fixed,
-        layer=forwards * forward.layer + backwards * backward.layer,
-    )
 
 
 def _trip_bound(chains: Chains, capacity: Integers, layers: int) -> Floats:

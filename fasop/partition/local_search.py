@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.partition.chains import both_passes, with_one_more
 from fasop.partition.heterogeneous_layers import cut_elsewhere, fitting, gains, least_largest_part
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
@@ -73,18 +74,6 @@ def least_largest(costs: Linear, capacity: Integers, layers: int) -> Integers:
         next_cost = fixed[stage, columns] + (now + 1) * growth[stage, columns]
         after[stage, columns] = np.where(now < capacity[stage, columns], next_cost, np.inf)
     return given
-
-
-def both_passes(pipelines: Pipelines) -> Linear:
-    """[stages, pipelines]: what a stage computes for a micro-batch, in all its chunks."""
-    forward, backward = (by_stage(passes, pipelines.stages) for passes in (pipelines.forward, pipelines.backward))
-    return Linear(fixed=forward.fixed + backward.fixed, layer=forward.layer + backward.layer)
-
-
-def by_stage(passes: Linear, stages: int) -> Linear:
-    """[stages, pipelines], from [parts, pipelines]: of all chunks, whose layers take the same."""
-    fixed: Floats = passes.fixed.reshape(-1, stages, passes.fixed.shape[1]).sum(axis=0)
-    return Linear(fixed=fixed, layer=passes.layer[..., :stages, :])
 
 
 def _below_level(costs: Linear, capacity: Integers, layers: int) -> Integers:
@@ -189,8 +178,10 @@ def improved(
             ranked, promising = _ranked(pipelines.take(now), found[:, now], times[now], pairs)
             for places in _growing(first, len(pairs)):
                 left = np.nonzero(~gained[here])[0]
-                if not len(left) or not promising[left, places].any():
+                if not len(left):
                     break
+                if not promising[left, places].any():
+                    continue
                 columns = active[here[left]]
                 tried = pairs[ranked[left, places]], promising[left, places]
                 moved, taken = _tried(pipelines.take(columns), found[:, columns], *tried, times[columns])
@@ -220,7 +211,8 @@ def _ranked(
 ) -> tuple[Integers, NDArray[np.bool_]]:
     """[pipelines, pairs]: the moves from the most to the least promising, and whether each could gain and fits.
 
-    `seconds` are what the partitions take.
+    `seconds` are what the partitions take. A move that makes the longest path shorter cannot gain where the stage that
+    gets the layer is not done by then.
     """
     source, target = pairs.T
     if pipelines.order is not None:
@@ -235,7 +227,9 @@ def _ranked(
     possible = (partitions[source] > 0) & room
     gain = np.where(possible.T, gain, -1.0)
     order = np.argsort(-gain, axis=1, kind="stable")
-    return order, np.take_along_axis(gain, order, axis=1) > 0
+    in_time = with_one_more(pipelines, partitions)(pairs) < seconds[:, np.newaxis]
+    in_time[:, source % stages == there] = True
+    return order, np.take_along_axis((gain > 0) & in_time, order, axis=1)
 
 
 def _tried(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fasop.partition.bounds import quick_bound
+from fasop.partition.chains import with_one_more
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.exact import proved
 from fasop.partition.local_search import bottleneck, feasible
@@ -38,6 +39,30 @@ def test_no_partition_is_faster_than_the_bounds() -> None:
         assert (quick_bound(some, layers, balanced) <= best).all()
         tried += len(some)
     assert tried > 400
+
+
+def test_no_partition_is_faster_than_the_bounds_of_a_move_to_it() -> None:
+    tried = closest = 0
+    for seed in seeds(fewer(40, 100)):
+        rng = np.random.default_rng(seed)
+        lines, layers = random_pipelines(rng)
+        every, _ = all_times(lines, layers)
+        parts, stages = lines.parts_count, lines.stages
+        pairs = np.array([(a, b) for a in range(parts) for b in range(parts) if a % stages != b % stages])
+        if not len(pairs) or lines.order is not None:
+            continue
+        partitions = every[:, rng.integers(0, every.shape[1], len(lines))]
+        bounds = with_one_more(lines, partitions)(pairs)
+        for (source, target), bound in zip(pairs, bounds.T, strict=True):
+            moved = partitions.copy()
+            moved[source] -= 1
+            moved[target] += 1
+            some = moved[source] >= 0
+            seconds = lines.iteration(np.maximum(moved, 0))
+            assert (bound <= seconds * (1 + ROUNDING))[some].all()
+            tried, closest = tried + int(some.sum()), max(closest, (bound / seconds)[some].max(initial=0))
+    assert tried > 1000
+    assert closest > 0.99
 
 
 @pytest.mark.slow
