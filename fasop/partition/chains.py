@@ -15,7 +15,7 @@ import numpy as np
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.schedules import passes_left
 from fasop.simulation.linear import Linear
-from fasop.simulation.pipelines import Pipelines
+from fasop.simulation.pipelines import Columns, Pipelines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,17 +93,18 @@ def with_one_more(pipelines: Pipelines, partitions: Integers) -> Callable[[Integ
     The stage that has one more layer begins after the first micro-batch's way to it, and after its last backward pass
     the gradient goes the same way back.
     """
-    every = [(pipelines, slice(None)), *((one.lines, one.of) for one in pipelines.replicas)]
+    every: list[tuple[Pipelines, Columns]] = [(pipelines, slice(None))]
+    every += [(one.lines, one.of) for one in pipelines.replicas]
     terms = [_until_done(lines, partitions[:, of]) for lines, of in every]
 
     def least(pairs: Integers) -> Floats:
         source, target = (pairs % pipelines.stages).T
         before = (source < target)[:, np.newaxis]
         seconds = [(done[target] - np.where(before, way[source], 0.0)).T for done, way in terms]
-        found, *of_replicas = seconds
+        found: Floats = seconds[0]
         for one in pipelines.replicas:  # what they take counts where they differ
             found[one.of] = 0.0
-        for one, own in zip(pipelines.replicas, of_replicas, strict=True):
+        for one, own in zip(pipelines.replicas, seconds[1:], strict=True):
             np.maximum.at(found, one.of, own)
         return found
 
@@ -116,7 +117,8 @@ def _until_done(pipelines: Pipelines, partitions: Integers) -> tuple[Floats, Flo
     held, (own, way) = pipelines.held(partitions), own_and_way(pipelines)
     passed = way.of(held) + 2 * pipelines.mean_hop
     ending = pipelines.optimizer.fixed[0] + pipelines.least_exposed[0] + pipelines.embedding
-    return np.cumsum(passed, axis=0) - passed + own.of(held + 1) + ending, way.layer
+    done: Floats = np.cumsum(passed, axis=0) - passed + own.of(held + 1) + ending
+    return done, way.layer
 
 
 def _of_part(pipelines: Pipelines, chunks: int) -> Linear:
