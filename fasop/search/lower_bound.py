@@ -61,7 +61,8 @@ class LowerBounds:
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
         self._kinds = kinds
         self._on_links = LinkBounds(kinds)
-        self._times: dict[tuple[int, int, int, int, Recompute], Sequence[LayerTimes]] = {}
+        self._times: dict[tuple[int, int, int, int, Recompute], dict[int, LayerTimes]] = {}
+        """What layers take by sizes, recomputation and the number of a kind."""
         self.sizes: dict[tuple[int, ...], Sequence[Training]] = {}
         """The plans of sets of nodes that have the same ones, by what decides which these are."""
 
@@ -200,10 +201,11 @@ class LowerBounds:
     def _of_kinds(self, one: Training, recompute: Recompute, kinds: Sequence[NodeKind]) -> Sequence[LayerTimes]:
         parallel = one.parallel
         key = parallel.tensor_size, parallel.context, parallel.expert, parallel.micro_batch_size, recompute
-        if key not in self._times:
+        known, numbers = self._times.setdefault(key, {}), self._on_links.some(kinds)
+        if not known.keys() >= {*numbers}:  # kinds that are not asked for may have no costs for this tensor size
             sized = replace(one, parallel=replace(parallel, recompute=recompute))
-            self._times[key] = [times_on(kind, sized) for kind in self._kinds]
-        return [self._times[key][kind] for kind in self._on_links.some(kinds)]
+            known.update({number: times_on(self._kinds[number], sized) for number in numbers})
+        return [known[number] for number in numbers]
 
     def _beside(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> _Beside:
         rows = []

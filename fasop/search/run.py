@@ -55,8 +55,9 @@ BOXES = (200, 0)
 PASSES = 2**13
 """Parts times micro-batches of a plan; of one with more, which takes longer to simulate, only the first one is
 proved."""
-RELIEVED = 4
-"""How many plans that compute layers again are relieved, beside the first one."""
+RANKED, RELIEVED = 10, 4
+"""How many plans are found at least, and how many of these that compute layers again are relieved, beside the first
+one: however few are shown, the first one is the same."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +111,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
     if args.by_stage:
         _check_by_stage(inputs)
     begun, rows = time.process_time(), max(args.top, args.explain or 0)
-    best = Best(rows, inputs.fault)
+    best = Best(max(rows, RANKED), inputs.fault)
     sets = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds])
     if not sets:
         return None
@@ -143,7 +144,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
             "offloads": bool(asked.may_offload),
             "recomputes": both and not asked.training.equal_only,
         }
-        again = [plan for plan in plans[1:] if plan.training.parallel.recompute.way is Recompute.full]
+        again = [plan for plan in plans[1:RANKED] if plan.training.parallel.recompute.way is Recompute.full]
         for plan in [plans[0], *again[:RELIEVED]]:
             relief = _relieved(plan, begun + LIMIT_S, leave)
             if relief is not None and relief.total < WORTH * plans[0].total and inputs.fault(relief) is None:

@@ -159,3 +159,11 @@ def test_several_numbers_of_layers_that_are_computed_again_take_what_each_takes_
     for number, seconds in alone.items():
         own = [plan.total for plan in found if plan.training.parallel.recompute is Recompute(number)]
         assert min(own) == pytest.approx(seconds, rel=1e-9), number
+
+
+def test_the_first_plan_is_the_same_however_few_are_shown() -> None:
+    """Also where it comes of one that was not the first."""
+    memory = (with_memory(10.0), "model.sequence_length=2048", "train.precision=bf16", "parallel.global_batch_size=32")
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", *memory]
+    (alone,), ten = (best_plans(read(words), replace(ARGS, top=top)).plans for top in (1, 10))
+    assert alone.total == ten[0].total < 0.9 * ten[1].total

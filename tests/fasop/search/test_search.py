@@ -423,6 +423,13 @@ def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeyp
     assert len(laid_out) == len(set(laid_out)) == len(clusters(inputs.kinds))
 
 
+def test_nodes_whose_profile_lacks_a_tensor_size_leave_it_to_others() -> None:
+    eight = [f"cluster.groups.{name}.gpus_per_node=8" for name in ("hgx", "gpu2")]
+    inputs = read(["experiment=seed_a100x1_a10x7", *eight, "cluster.gpus.a100_40gb.profile=null", "parallel.tensor=8"])
+    (plan,) = best_plans(inputs, Arguments(top=1)).plans
+    assert plan.parallel.node_order == "hgx"
+
+
 def test_nodes_that_only_slow_others_down_are_left_out() -> None:
     """An A10 node whose link is next to none; the plan without it is one that launch takes."""
     slow = ["cluster.groups.gpu2.inter_gbit_per_s=0.01", "cluster.groups.gpu2.count=2"]
