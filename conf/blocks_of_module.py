@@ -11,11 +11,11 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.schema.model import Model, check_code
 from conf.schema.values.partition import AUTO
 from conf.torch_answers import run
-from megatron_ext.contract.files import digest_of_file, why
+from megatron_ext.contract.files import digest_of_file
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import defined_by_user
 
@@ -42,33 +42,26 @@ class Asked:
 
 
 def digest_of(model: Model) -> str:
-    """SHA-256 of a module's file, or of what makes a model of another family the one that it is.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """SHA-256 of a module's file, or of what makes a model of another family the one that it is. Raises ConfigError:
+    the file cannot be read."""
     if model.config is not None:
         return digest_of_config(model.config)
     if model.code is None:
         identity = json.dumps(model.sized(1).identity(), sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()
-    try:
+    with reworded(ConfigError, f"model.code={model.code}: {model.code_file} cannot be read: ", "; give FILE.py:NAME"):
         return digest_of_file(Path(model.code_file))
-    except OSError as error:
-        raise ConfigError(
-            f"model.code={model.code}: {model.code_file} cannot be read: {why(error)}; give FILE.py:NAME"
-        ) from error
 
 
 def digest_of_config(config: str) -> str:
     """SHA-256 of the file that `model.config` names. Raises ConfigError if it cannot be read."""
     path = Path(config_file(config))
-    try:
+    with reworded(
+        ConfigError,
+        f"model.config={config}: {path} cannot be read: ",
+        "; give a config.json, or the folder that has it",
+    ):
         return digest_of_file(path)
-    except OSError as error:
-        raise ConfigError(
-            f"model.config={config}: {path} cannot be read: {why(error)}; give a config.json, or the folder that has it"
-        ) from error
 
 
 def asked_of(experiment: Experiment | DictConfig) -> Asked:
@@ -106,22 +99,16 @@ def known_blocks(experiment: Experiment) -> list[str] | None:
 
 
 def blocks_of(asked: Asked) -> tuple[str, ...]:
-    """The names of a module's blocks, once one micro-batch has passed through them, forward and backward.
-
-    Raises:
-        ConfigError: the module cannot be trained.
-    """
+    """The names of a module's blocks, once one micro-batch has passed through them, forward and backward. Raises
+    ConfigError: the module cannot be trained."""
     if asked not in _seen:
         _seen[asked] = tuple(_said_of(asked)["blocks"])
     return _seen[asked]
 
 
 def samples_of_module(asked: Asked, split: str) -> int | None:
-    """How many samples a split of a module's data has before any of them comes again; None if they have no end.
-
-    Raises:
-        ConfigError: the module cannot be trained, or has no such data.
-    """
+    """How many samples a split of a module's data has before any of them comes again; None if they have no end. Raises
+    ConfigError: the module cannot be trained, or has no such data."""
     found = _said_of(asked, f"--split={split}")["samples"]
     if found is not None and not (isinstance(found, int) and found > 0):
         raise ConfigError(

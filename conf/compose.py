@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 from conf.blocks_of_module import count_blocks
 from conf.composition_cache import kept, kept_parts
 from conf.engine_choice import with_engine
-from conf.errors import CompositionError, ConfigError
+from conf.errors import CompositionError, ConfigError, reworded
 from conf.foreign_files import expanded
 from conf.plain import Plain, filled
 from conf.reading.own_folders import groups
@@ -43,11 +43,8 @@ _REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def to_experiment(cfg: DictConfig, words: Sequence[str] | None = None) -> Experiment:
-    """The composed configuration as one checked, frozen object; `words` are those that Hydra has composed it of.
-
-    Raises:
-        ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken.
-    """
+    """The composed configuration as one checked, frozen object; `words` are those that Hydra has composed it of. Raises
+    ConfigError: a key is unknown, a value is missing, an interpolation leads nowhere, or a rule is broken."""
     from conf.schema.experiment import Experiment  # parts of it are searched without all its rules
 
     known = with_known_keys(cfg, words)
@@ -58,11 +55,8 @@ def to_experiment(cfg: DictConfig, words: Sequence[str] | None = None) -> Experi
 
 
 def to_object(cfg: DictConfig | Plain, kind: type[T], part: str | None = None) -> T:
-    """A configuration, or a `part` of it, as one checked, frozen object.
-
-    Raises:
-        ConfigError: a value is missing, an interpolation leads nowhere, or a rule is broken.
-    """
+    """A configuration, or a `part` of it, as one checked, frozen object. Raises ConfigError: a value is missing, an
+    interpolation leads nowhere, or a rule is broken."""
     if isinstance(cfg, Plain):
         return filled(kind, cfg if part is None else cfg[part])
     from omegaconf import OmegaConf
@@ -195,20 +189,14 @@ def _literal(value: Any) -> Any:
 
 
 def compose(words: Sequence[str] = (), config_name: str = "config") -> Experiment:
-    """The experiment that `tdpp launch <words>` runs.
-
-    Raises:
-        ConfigError: as `to_experiment`; a word cannot be read, or names no key or file.
-    """
+    """The experiment that `tdpp launch <words>` runs. Raises ConfigError: as `to_experiment`; a word cannot be read, or
+    names no key or file."""
     return to_experiment(_composed(words, config_name), words)
 
 
 def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") -> DictConfig:
     """The same before any rule is checked: what a search for a plan reads, since its parts need not fit together yet.
-
-    Raises:
-        ConfigError: a word cannot be read, or names no key or file.
-    """
+    Raises ConfigError: a word cannot be read, or names no key or file."""
     return with_known_keys(_composed(words, config_name), words)
 
 
@@ -246,11 +234,8 @@ def _by_hydra(config_name: str, found: Words) -> tuple[DictConfig, Mapping[Path,
 
 @contextmanager
 def command_line(words: Sequence[str]) -> Iterator[Words]:
-    """The words of a command line, which Hydra may read while this lasts.
-
-    Raises:
-        ConfigError: it cannot compose them.
-    """
+    """The words of a command line, which Hydra may read while this lasts. Raises ConfigError: it cannot compose
+    them."""
     with command_line_as_given(words) as found:
         yield with_texts(found)
 
@@ -282,20 +267,14 @@ def with_texts(found: Words) -> Words:
 
 
 def _model_of(words: Sequence[str]) -> Model:
-    """What words of the group `model` choose.
-
-    Raises:
-        ConfigError: they cannot be read, or the model breaks a rule of its own.
-    """
+    """What words of the group `model` choose. Raises ConfigError: they cannot be read, or the model breaks a rule of
+    its own."""
     return to_object(compose_unchecked(words), Model, "model")
 
 
 def choose_length(train: Any, words: Sequence[str]) -> None:
-    """Takes that of the command line in the place of what files give, among the keys of `train`.
-
-    Raises:
-        ConfigError: one place gives two.
-    """
+    """Takes that of the command line in the place of what files give, among the keys of `train`. Raises ConfigError:
+    one place gives two."""
     if train is None:
         return
     named = {word.partition("=")[0].lstrip("+") for word in words}
@@ -349,10 +328,8 @@ def _fill_from_file(family: Family, model: DictConfig) -> None:
             f"model.config is not set, but model.family={family.name} needs it; give model.config=… a config.json, or "
             "the folder of a model"
         )
-    try:
+    with reworded(ConfigError, f"model.config={model.config}: ", of=HfConfigError):
         found = family.sizes_of(str(model.config))
-    except HfConfigError as error:
-        raise ConfigError(f"model.config={model.config}: {error}") from error
     for key in lacking:
         if key in found:
             model[key] = found[key]

@@ -23,11 +23,8 @@ LAYERS = "transformer_engine"
 
 
 def with_engine(cfg: DictConfig, make: Callable[[DictConfig], Made]) -> Made:
-    """Makes an experiment, with `engine=auto` by the engine that can run it, and says which and why.
-
-    Raises:
-        ConfigError: a rule is broken with every engine, or the only one that can is not installed.
-    """
+    """Makes an experiment, with `engine=auto` by the engine that can run it, and says which and why. Raises
+    ConfigError: a rule is broken with every engine, or the only one that can is not installed."""
     from omegaconf import OmegaConf
 
     if OmegaConf.select(cfg, "engine.kind", default=None) != EngineKind.auto:

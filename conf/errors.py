@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from conf.visible import shortened
 
 
@@ -43,3 +46,16 @@ class OutputError(TdppError):
 
 class ClosedError(RunFolderError):
     """A part of a run that this user may not read."""
+
+
+@contextmanager
+def reworded(
+    kind: type[Exception], before: str, after: str = "", of: type[Exception] | tuple[type[Exception], ...] = OSError
+) -> Iterator[None]:
+    """An error of `of` within becomes one of `kind`, whose message has the reason between `before` and `after`."""
+    try:
+        yield
+    except of as error:
+        from megatron_ext.contract.files import why  # few commands fail
+
+        raise kind(f"{before}{why(error)}{after}") from error

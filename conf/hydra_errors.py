@@ -49,11 +49,7 @@ _SEVERAL = re.compile(r"Ambiguous value for argument '(?P<word>.*)'\n|Sweep para
 
 
 def message(error: Exception, words: Words) -> str:
-    """What an error of `COMPOSING` says to a user.
-
-    Raises:
-        Exception: the error, if no word and no file is the cause.
-    """
+    """What an error of `COMPOSING` says to a user. Raises Exception: the error, if no word and no file is the cause."""
     return words.as_given(" ".join(_message(error, words).split()))
 
 

@@ -101,13 +101,7 @@ def usage() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {purpose}" for name, purpose in COMMANDS.items()]
     return "\n".join(
-        [
-            "usage: tdpp COMMAND ...",
-            "",
-            *lines,
-            "",
-            "'tdpp COMMAND --help' shows its options; 'tdpp --version'.",
-        ]
+        ["usage: tdpp COMMAND ...", "", *lines, "", "'tdpp COMMAND --help' shows its options; 'tdpp --version'."]
     )
 
 

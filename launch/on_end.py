@@ -29,11 +29,8 @@ WAIT_BYTES = 1 << 13
 
 
 def notify_alarms(run: RunDir, environment: Mapping[str, str] = os.environ) -> None:
-    """Looks at a run that goes on, and tells what was not told before.
-
-    Raises:
-        TdppError: the run's files are damaged, or others could have written what is to be run.
-    """
+    """Looks at a run that goes on, and tells what was not told before. Raises TdppError: the run's files are damaged,
+    or others could have written what is to be run."""
     if not run.notify.is_file() or owner_of(run) != os.geteuid():
         return
     settings = settings_in(run)

@@ -52,11 +52,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def look(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What this host is and has. `run` is the folder that a launch has just made, `token` what it wrote there.
-
-    Raises:
-        LaunchError: something keeps a run from being started here.
-    """
+    """What this host is and has. `run` is the folder that a launch has just made, `token` what it wrote there. Raises
+    LaunchError: something keeps a run from being started here."""
     host = socket.gethostname()
     if (run := given.get("run")) is not None:
         _check_shared(RunDir(Path(run)), given["token"], given["runs_dir"])

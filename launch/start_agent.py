@@ -99,11 +99,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def settings_of(words: Sequence[str]) -> NodeSettings:
-    """What the agent is to do, by the words that start it.
-
-    Raises:
-        LaunchError: that cannot be known for sure.
-    """
+    """What the agent is to do, by the words that start it. Raises LaunchError: that cannot be known for sure."""
     if len(words) < 2 or words[1] == "group":
         raise LaunchError("this job was submitted by an older version of tdpp; launch the run again")
     folder, name, *mode = words

@@ -231,11 +231,7 @@ def _held(events: pd.DataFrame) -> tuple[Integers, Integers]:
 def _count(name: str, unit: str, rank: Integers, start: Integers, end: Integers) -> Count:
     """How many of these spans are open at a time."""
     changes = pd.DataFrame(
-        {
-            "rank": np.concatenate([rank, rank]),
-            "at": np.concatenate([start, end]),
-            "by": np.repeat([1, -1], len(rank)),
-        }
+        {"rank": np.concatenate([rank, rank]), "at": np.concatenate([start, end]), "by": np.repeat([1, -1], len(rank))}
     )
     sums = changes.groupby(["rank", "at"])["by"].sum()
     value = sums.groupby(level="rank").cumsum().to_numpy(np.int64)
@@ -254,11 +250,7 @@ LIMIT_S = 120
 
 
 def browser_here() -> str:
-    """The command of the browser.
-
-    Raises:
-        ReportError: there is none.
-    """
+    """The command of the browser. Raises ReportError: there is none."""
     found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         raise ReportError(
@@ -269,11 +261,7 @@ def browser_here() -> str:
 
 
 def take(command: str, page: Path) -> bytes:
-    """The picture as PNG, as the page is when its scripts have drawn it.
-
-    Raises:
-        ReportError: the browser made none.
-    """
+    """The picture as PNG, as the page is when its scripts have drawn it. Raises ReportError: the browser made none."""
     with tempfile.TemporaryDirectory() as profile:
         picture = Path(profile, "picture.png")
         arguments = [

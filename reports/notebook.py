@@ -73,11 +73,7 @@ class Run:
         """An iteration that has events a row: `length_ms`, `period_ms`, and whether it is steady (docs/reports.md)."""
         known = self.statistics
         return pd.DataFrame(
-            {
-                "length_ms": known.length_ns / 1e6,
-                "period_ms": known.period_ns / 1e6,
-                "steady": known.steady,
-            },
+            {"length_ms": known.length_ns / 1e6, "period_ms": known.period_ns / 1e6, "steady": known.steady},
             index=pd.Index(known.iterations, name="iteration"),
         )
 
@@ -98,11 +94,8 @@ class Run:
 
     @cached_property
     def memory(self) -> pd.DataFrame:
-        """A stage a row, GiB: predicted by part, measured, limit.
-
-        Raises:
-            ReportError: there is no prediction, as of a log.
-        """
+        """A stage a row, GiB: predicted by part, measured, limit. Raises ReportError: there is no prediction, as of a
+        log."""
         if self._found.prediction is None:
             raise ReportError(
                 f"{self.name} has no prediction, so its memory by part is unknown: {'; '.join(self.notes)}"
@@ -115,11 +108,8 @@ class Run:
         return self._found.gpus.uses if self._found.gpus else pd.DataFrame(columns=USE)
 
     def timeline(self, iteration: int | None = None, ranks: Sequence[int] | None = None) -> go.Figure:
-        """The events of an iteration; without one, of a steady one near the median of the log.
-
-        Raises:
-            ReportError: it has no events.
-        """
+        """The events of an iteration; without one, of a steady one near the median of the log. Raises ReportError: it
+        has no events."""
         known, middle = self.statistics, self.statistics.middle
         if middle is None:
             raise ReportError(f"{self.name} has no events: {'; '.join(self.notes) or 'none written'}")
@@ -134,11 +124,7 @@ class Run:
         return timeline(events, labels, f"{self.name}, iteration {wanted}")
 
     def course(self, metric: str) -> go.Figure:
-        """A logged metric over iterations.
-
-        Raises:
-            ReportError: it was never logged.
-        """
+        """A logged metric over iterations. Raises ReportError: it was never logged."""
         values = self._found.record.known(metric)
         if not len(values):
             raise ReportError(f"{self.name} has no metric {metric!r}; it has {', '.join(self.metrics.columns)}")
@@ -175,11 +161,7 @@ def _reached(one: Outcome) -> dict[str, Any]:
 
 def load_sweep(*runs: str | Path, runs_dir: str | Path | None = None) -> pd.DataFrame:
     """Several runs, or all of a folder, a row each: every key of the configuration in which they differ, and what they
-    reached.
-
-    Raises:
-        TdppError: one of them cannot be read.
-    """
+    reached. Raises TdppError: one of them cannot be read."""
     wanted = [one for given in runs for one in all_of(str(given))]
     found = [Source.find(_runs_dir(runs_dir), one, Sizes()) for one in wanted]
     outcomes = [outcome(source.read().record, None, str(source.log)) for source in found]

@@ -102,11 +102,7 @@ class Source:
         self.report.mkdir(parents=True, exist_ok=True)
 
     def read(self) -> Found:
-        """All that is known at this moment.
-
-        Raises:
-            ReportError: the run has no usable plan, or it is not a log.
-        """
+        """All that is known at this moment. Raises ReportError: the run has no usable plan, or it is not a log."""
         if self.run is None:
             known, timeline = megatron_log.read(self.log, self.sizes)
             readings = self.log.glob("*.gpu") if self.log.is_dir() else [self.log.with_suffix(".gpu")]
@@ -127,11 +123,8 @@ class Source:
         )
 
     def search(self) -> None:
-        """Searches plans for the run's GPUs and keeps them with its pages, unless they are there.
-
-        Raises:
-            TdppError: it is a log, its plan changed on the way, or there is no plan.
-        """
+        """Searches plans for the run's GPUs and keeps them with its pages, unless they are there. Raises TdppError: it
+        is a log, its plan changed on the way, or there is no plan."""
         if self.run is None:
             raise ReportError(f"--search takes runs of tdpp, but {self.log} is a log of Megatron-LM; leave it out")
         known = record.read(self.run)
@@ -203,11 +196,8 @@ class _Kept:
 
 
 def search(run: RunDir, record: Record) -> tuple[FoundPlan, ...]:
-    """The best plans for a run's GPUs, as `fasop.search.findings.other_plans` finds them.
-
-    Raises:
-        TdppError: no plan can be found for it, or it had several plans.
-    """
+    """The best plans for a run's GPUs, as `fasop.search.findings.other_plans` finds them. Raises TdppError: no plan can
+    be found for it, or it had several plans."""
     from fasop.search.findings.other_plans import other_plans  # few ask for it, and it is slow to import
 
     if record.experiment is None:

@@ -21,11 +21,8 @@ T = TypeVar("T")
 
 
 def content_of(path: Path, said: str) -> dict[Any, Any]:
-    """The keys of a YAML or JSON file, which `said` names. JSON is YAML; keys without quotes are read too.
-
-    Raises:
-        ConfigError: it is not there, or is not such a file.
-    """
+    """The keys of a YAML or JSON file, which `said` names. JSON is YAML; keys without quotes are read too. Raises
+    ConfigError: it is not there, or is not such a file."""
     try:
         require_small(path)
         found = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)

@@ -30,11 +30,8 @@ class Layer(NamedTuple):
 
 
 def layers_of(package: Path) -> list[list[Layer]]:
-    """List the layers of each module, the loss left out.
-
-    Raises:
-        ConfigError: it is not a package of stages, or what a module holds would be known only by running it.
-    """
+    """List the layers of each module, the loss left out. Raises ConfigError: it is not a package of stages, or what a
+    module holds would be known only by running it."""
     tree = _parsed(package / "__init__.py")
     files = {
         name.asname or name.name: package / f"{node.module}.py"
@@ -103,11 +100,8 @@ KNOWN = tuple(name for name in family_names() if family_named(name).pipedream_la
 
 
 def from_modules(package: Path, placement: Placement, family: str) -> list[int]:
-    """Blocks by stage, of a package of stage modules. A block is where its one layer is that no other block has.
-
-    Raises:
-        ConfigError: the package cannot be read, or has not as many modules as the placement.
-    """
+    """Blocks by stage, of a package of stage modules. A block is where its one layer is that no other block has. Raises
+    ConfigError: the package cannot be read, or has not as many modules as the placement."""
     modules = layers_of(package)
     if len(modules) + 1 != len(placement.modules):
         raise ConfigError(

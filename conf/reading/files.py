@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from conf.errors import OutputError
+from conf.errors import OutputError, reworded
 from conf.reading.own_folders import is_file
 from megatron_ext.contract.files import write_atomic
 
@@ -130,20 +130,13 @@ def check_free(path: Path, given: str, *, replace: bool, kept_as: str | None = N
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a result: what is there stays until the new one is complete; a link is replaced, not followed.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    try:
+    """Writes a result: what is there stays until the new one is complete; a link is replaced, not followed. Raises
+    OutputError: it cannot be written."""
+    with reworded(OutputError, f"cannot write {path}: ", "; choose a folder with free space that you may write to"):
         if _is_device(path):  # or a pipe: nothing takes its place
             path.write_text(text, encoding="utf-8")
         else:
             write_atomic(path, text)
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror}; choose a folder with free space that you may write to"
-        ) from error
 
 
 def _is_device(path: Path) -> bool:

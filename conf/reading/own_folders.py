@@ -26,11 +26,8 @@ def groups() -> frozenset[str]:
 
 
 def own_folders() -> list[Path]:
-    """Those that there are, the first one that counts first.
-
-    Raises:
-        ConfigError: the variable names none, or a file in one has the name of a shipped one.
-    """
+    """Those that there are, the first one that counts first. Raises ConfigError: the variable names none, or a file in
+    one has the name of a shipped one."""
     given = os.environ.get(VARIABLE)
     if given is None:
         found = [folder for folder in (_here(), _home()) if folder is not None and folder.is_dir()]

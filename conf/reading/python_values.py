@@ -58,11 +58,7 @@ class _Names(dict[str, Any]):
         self._made = 0
 
     def make(self, node: ast.AST, items: int) -> None:
-        """Counts what is about to be made.
-
-        Raises:
-            Unread: it is too much.
-        """
+        """Counts what is about to be made. Raises Unread: it is too much."""
         if self._made + items > MOST_ITEMS:
             raise Unread(node, f"{self.text(node)} is too long: a file may make {MOST_ITEMS:,} characters and items")
         self._made += items

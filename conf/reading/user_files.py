@@ -85,11 +85,8 @@ def names_in(group: str, folders: Sequence[Path]) -> list[str]:
 
 @contextmanager
 def found_files(command: Sequence[str]) -> Iterator[Words]:
-    """The words of a command line, for as long as Hydra reads the files that they lead to.
-
-    Raises:
-        ConfigError: a folder or file is not there, or a file has the name of one of tdpp's own.
-    """
+    """The words of a command line, for as long as Hydra reads the files that they lead to. Raises ConfigError: a folder
+    or file is not there, or a file has the name of one of tdpp's own."""
     with Scratch() as links:
         try:
             words = _found(command, links)

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from conf.errors import TdppError
+from conf.errors import TdppError, reworded
 from conf.reading.own_folders import is_file
 from conf.utf8 import is_utf8, shown
 
@@ -50,11 +50,7 @@ def parse_key_values(
 
 
 def read(key: str, text: str, reader: Reader[T], error: type[TdppError]) -> T:
-    """The value of `key=text`.
-
-    Raises:
-        error: there is none.
-    """
+    """The value of `key=text`. Raises error: there is none."""
     if not is_utf8(text):
         raise error(f"{key}={shown(text)}: not UTF-8; write it in UTF-8")
     try:
@@ -153,10 +149,8 @@ def several(reader: Reader[T]) -> Reader[tuple[T, ...]]:
     """Values joined by commas, in their order; one that comes twice counts once."""
 
     def values(text: str) -> tuple[T, ...]:
-        try:
+        with reworded(NoValue, "", "; separate several by commas", of=NoValue):
             return tuple(dict.fromkeys(reader(part.strip()) for part in text.split(",")))
-        except NoValue as rule:
-            raise NoValue(f"{rule}; separate several by commas") from rule
 
     return values
 

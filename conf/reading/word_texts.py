@@ -51,11 +51,7 @@ def quote_texts(word: str, kind: Any, groups: Collection[str]) -> tuple[str, dic
 
 
 def _tree(word: str) -> ParserRuleContext:
-    """Parses a word by Hydra's grammar.
-
-    Raises:
-        HydraException: it cannot be read.
-    """
+    """Parses a word by Hydra's grammar. Raises HydraException: it cannot be read."""
     lexer = OverrideLexer(InputStream(word))
     parser = OverrideParser(CommonTokenStream(lexer))
     for one in (lexer, parser):

@@ -123,11 +123,8 @@ def parser() -> Parser:
 
 
 def check_options(words: Sequence[str]) -> None:
-    """Ends the program with a message if `tdpp launch` has no such option, or the option no such value.
-
-    Raises:
-        UsageError: of --dry-run, for which argparse would suggest --run.
-    """
+    """Ends the program with a message if `tdpp launch` has no such option, or the option no such value. Raises
+    UsageError: of --dry-run, for which argparse would suggest --run."""
     for word in words:
         if re.fullmatch(r"--dry[-_]?run(=.*)?", word):
             raise UsageError(f"{word}: 'tdpp launch' has no such option; write dry_run=true")
@@ -135,11 +132,7 @@ def check_options(words: Sequence[str]) -> None:
 
 
 def refuse_options(words: Sequence[str]) -> None:
-    """Refuses options of a command that takes words alone.
-
-    Raises:
-        UsageError: an option is among them.
-    """
+    """Refuses options of a command that takes words alone. Raises UsageError: an option is among them."""
     options = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not options:
         return

@@ -63,11 +63,8 @@ def holds_text(kind: Any) -> bool:
 
 
 def load(file: IO[str], kind: Any) -> DictConfig | ListConfig:
-    """Loads as `OmegaConf.load` does a file that is to be merged into a `kind`.
-
-    Raises:
-        OSError: it holds a lone word or number.
-    """
+    """Loads as `OmegaConf.load` does a file that is to be merged into a `kind`. Raises OSError: it holds a lone word or
+    number."""
     loader = get_yaml_loader()(file)
     try:
         node = loader.get_single_node()

@@ -154,10 +154,7 @@ _RULES = (
         r"Invalid type assigned: dict is not a subclass of \w+\. value: .*",
         "a group of keys cannot be added on the command line, but a file of your own can add it (docs/first-day.md)",
     ),
-    (
-        r"Invalid type assigned: \w+ is not a subclass of \w+\. value: (.*)",
-        "must be a group of keys, not {!r}",
-    ),
+    (r"Invalid type assigned: \w+ is not a subclass of \w+\. value: (.*)", "must be a group of keys, not {!r}"),
     (r"Cannot assign \w+ to Dict\[.*\]", "must be a group of keys"),
     (r"Cannot convert '\w+' to string: .*", "must be a string; put a string with brackets or braces in quotes"),
     (r".* \(DictConfig\) does not support deletion", "no key can be removed; give it a value, or leave the word out"),

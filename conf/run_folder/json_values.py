@@ -37,10 +37,7 @@ _SCALARS: dict[Any, Rule] = {
 
 def typed(kind: type[T], content: Any, where: str) -> T:
     """A JSON object as a dataclass. Keys that the class lacks are passed over; one with a default may be missing.
-
-    Raises:
-        RunFolderError: it does not fit; it names `where`, the key, its value and the rule.
-    """
+    Raises RunFolderError: it does not fit; it names `where`, the key, its value and the rule."""
     if not isinstance(content, dict):
         raise RunFolderError(f"{where} is damaged: it is not a JSON object")
     try:

@@ -104,11 +104,8 @@ def _reading(path: Path) -> Iterator[BinaryIO]:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        RunFolderError: it is not JSON, or nested deeper than anything of tdpp's; it names `where`.
-    """
+    """The value of a JSON text. Raises RunFolderError: it is not JSON, or nested deeper than anything of tdpp's; it
+    names `where`."""
     try:
         value = json.loads(text)
         if text.count("[") + text.count("{") > MOST_DEEP:
@@ -141,11 +138,8 @@ def _require_flat(value: Any) -> None:
 
 
 def entries(folder: Path) -> list[Path]:
-    """What lies in a folder of a run, sorted; nothing where there is none.
-
-    Raises:
-        RunFolderError: it cannot be listed.
-    """
+    """What lies in a folder of a run, sorted; nothing where there is none. Raises RunFolderError: it cannot be
+    listed."""
     try:
         return sorted(folder.iterdir())
     except FileNotFoundError:
@@ -156,9 +150,6 @@ def entries(folder: Path) -> list[Path]:
 
 def appended(path: Path) -> BinaryIO:
     """A file of one's own, open at its end and for reading; it is made if it is not there, but never through a link.
-
-    Raises:
-        OSError: it cannot be opened, or is a link.
-    """
+    Raises OSError: it cannot be opened, or is a link."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o644), "a+b")

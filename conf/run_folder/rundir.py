@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.run_folder import run_files, run_folders
 from conf.run_folder.json_values import typed
 from megatron_ext.contract.files import write_atomic
@@ -127,22 +127,19 @@ class RunDir(RunFiles):
         write_atomic(self.secret, secrets.token_hex(32) + "\n", mode=0o600)
 
     def link_job(self, job: str) -> None:
-        """Makes by_job/<job> lead here. A local job's id is a process id: an older run may have had it.
-
-        Raises:
-            RunFolderError: it cannot be made.
-        """
+        """Makes by_job/<job> lead here. A local job's id is a process id: an older run may have had it. Raises
+        RunFolderError: it cannot be made."""
         link = self.runs / run_folders.BY_JOB / job
         fresh = link.with_name(f".{job}.{os.getpid()}")
-        try:
+        with reworded(
+            RunFolderError,
+            f"{link}: cannot create this link to the run (",
+            f"); everybody who starts runs in {self.runs} needs write permission for {link.parent}; ask for it, or "
+            "choose a runs_dir of your own",
+        ):
             _shared(link.parent)
             fresh.symlink_to(os.path.relpath(self.path, link.parent))
             fresh.replace(link)
-        except OSError as error:
-            raise RunFolderError(
-                f"{link}: cannot create this link to the run ({error.strerror}); everybody who starts runs in "
-                f"{self.runs} needs write permission for {link.parent}; ask for it, or choose a runs_dir of your own"
-            ) from error
 
     @property
     def name(self) -> str:
@@ -261,29 +258,20 @@ class RunDir(RunFiles):
     report = FileName("report")
 
     def read_json(self, path: Path) -> Any:
-        """The content of one of the run's JSON files, or None if it is not there yet.
-
-        Raises:
-            RunFolderError: it cannot be read, or is not JSON.
-        """
+        """The content of one of the run's JSON files, or None if it is not there yet. Raises RunFolderError: it cannot
+        be read, or is not JSON."""
         try:
             return run_files.parse_json(run_files.read_text(path), str(path))
         except FileNotFoundError:
             return None
 
     def read_plan(self) -> Plan:
-        """What plan.json says.
-
-        Raises:
-            RunFolderError: it is not there, or is not a plan.
-        """
+        """What plan.json says. Raises RunFolderError: it is not there, or is not a plan."""
         content = self.read_object(self.plan, KEYS)
         if content is None:
             raise RunFolderError(f"{self.path} is not a run: it has no {self.plan.name}")
-        try:
+        with reworded(RunFolderError, f"{self.plan}: ", of=PlanFault):
             return Plan.parse(content, self.path)
-        except PlanFault as fault:
-            raise RunFolderError(f"{self.plan}: {fault}") from fault
 
     def read(self, path: Path, kind: type[T]) -> T | None:
         """The same as a dataclass; raises RunFolderError also where it does not fit."""
@@ -291,11 +279,7 @@ class RunDir(RunFiles):
         return None if content is None else typed(kind, content, str(path))
 
     def read_object(self, path: Path, keys: Collection[str]) -> dict[str, Any] | None:
-        """The same of a file that holds an object with certain keys.
-
-        Raises:
-            RunFolderError: it holds something else.
-        """
+        """The same of a file that holds an object with certain keys. Raises RunFolderError: it holds something else."""
         content = self.read_json(path)
         if content is None:
             return None

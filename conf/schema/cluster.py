@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.reading.own_folders import is_file
 from conf.schema.values import links, ranges, sbatch
 from conf.schema.values.ranges import MISSING, config
@@ -214,10 +214,8 @@ def _read_links(cluster: Cluster) -> None:
     if cluster.links:
         raise ConfigError(f"cluster.links and {links.FILE}={name} are both given; give only one")
     table = links.from_file(name)
-    try:
+    with reworded(ConfigError, f"{links.FILE}={name}: ", of=ConfigError):
         links.pairs(table, cluster.groups)
-    except ConfigError as error:
-        raise ConfigError(f"{links.FILE}={name}: {error}") from error
     object.__setattr__(cluster, "links", table)  # a run keeps the table, not the file's name
     object.__setattr__(cluster, "links_file", None)
 

@@ -63,11 +63,7 @@ class ImageReference:
 
     @classmethod
     def parse(cls, text: str) -> ImageReference:
-        """From Docker's notation.
-
-        Raises:
-            ConfigError: it is none.
-        """
+        """From Docker's notation. Raises ConfigError: it is none."""
         found = _REFERENCE.fullmatch(text)
         if not found:
             raise ConfigError(
@@ -101,11 +97,7 @@ class Mount:
 
     @classmethod
     def parse(cls, text: str) -> Mount:
-        """From SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro.
-
-        Raises:
-            ConfigError: it is none of these.
-        """
+        """From SOURCE, SOURCE:TARGET or SOURCE:TARGET:ro. Raises ConfigError: it is none of these."""
         source, *rest = text.split(":")
         target, *options = rest or [source]
         paths = Path(source), Path(target)

@@ -31,11 +31,7 @@ class Host:
 
     @classmethod
     def parse(cls, text: str, key: str) -> Host:
-        """From `NAME:RANKS`, or `NAME:gpu0+3`, which `key` has.
-
-        Raises:
-            ConfigError: it is neither.
-        """
+        """From `NAME:RANKS`, or `NAME:gpu0+3`, which `key` has. Raises ConfigError: it is neither."""
         found = _HOST.fullmatch(text)
         if found is None:
             raise ConfigError(
@@ -132,11 +128,8 @@ class Executor:
 
     @property
     def reached(self) -> tuple[Host, ...]:
-        """The hosts that ssh reaches, by node rank; none with another kind.
-
-        Raises:
-            ConfigError: one is written in another way, or named twice.
-        """
+        """The hosts that ssh reaches, by node rank; none with another kind. Raises ConfigError: one is written in
+        another way, or named twice."""
         return hosts(self.hosts) if self.kind is ExecutorKind.hosts else ()
 
     @property

@@ -233,11 +233,8 @@ class Experiment:
         return replace(self, elastic=Elastic(), train=replace(self.train, save_memory=None))
 
     def price_per_hour(self) -> float | None:
-        """The price of all its nodes together, in dollars; None where the price of one is not known.
-
-        Raises:
-            ConfigError: `train.max_cost` needs it.
-        """
+        """The price of all its nodes together, in dollars; None where the price of one is not known. Raises
+        ConfigError: `train.max_cost` needs it."""
         if unpriced := self.unpriced:
             if self.train.max_cost is None:
                 return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property, partial
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.schema.values import ranges
 from conf.schema.values.islands import BY_ISLAND, check_with_own_plans, own_plans
 from conf.schema.values.partition import (
@@ -47,12 +47,10 @@ class Parallel(PlacedPlan, parallel_config.Parallel):
     def __post_init__(self) -> None:
         if self.has_own_plans:
             check_with_own_plans(partial(getattr, self))
-        try:
+        with reworded(ConfigError, f"parallel.recompute={self.recompute} must be ", of=ValueError):
             way = Recompute(self.recompute)
             _once_or_by_stage(self, "recompute", str(self.recompute), "[a-z:0-9]+", "", "")
             object.__setattr__(self, "recompute", way)
-        except ValueError as rule:
-            raise ConfigError(f"parallel.recompute={self.recompute} must be {rule}") from rule
         words = [word.value for word in Offload]
         text = _once_or_by_stage(self, "offload", str(self.offload), WORD, ", ".join(words), "both*2-none", words)
         object.__setattr__(self, "offload", Offload(text) if text in words else text)

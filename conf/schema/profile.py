@@ -6,7 +6,7 @@ import re
 import shlex
 from enum import StrEnum
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.schema.values import ranges
 from conf.schema.values.ranges import config
 from megatron_ext.contract.keys import COUNT, Range, option
@@ -55,10 +55,8 @@ class Notify:
 
 
 def _words(command: str) -> tuple[str, ...]:
-    try:
+    with reworded(ConfigError, f"notify.command={command!r} cannot be read: ", "; close its quotes", of=ValueError):
         return tuple(shlex.split(command))
-    except ValueError as error:
-        raise ConfigError(f"notify.command={command!r} cannot be read: {error}; close its quotes") from error
 
 
 @config

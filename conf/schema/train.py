@@ -9,7 +9,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.schema.values import ranges
 from conf.schema.values.ranges import config
 from megatron_ext.contract import train_config
@@ -129,11 +129,9 @@ def _check_length(train: Train) -> None:
 def _check_goal(train: Train) -> None:
     kinds: tuple[type[Target] | type[Best], ...] = (Target, Best)
     for kind, key, text in zip(kinds, ("until", "best"), (train.until, train.best), strict=True):
-        try:
+        with reworded(ConfigError, f"train.{key}={text} must be ", of=ValueError):
             if text is not None:
                 kind.parse(text)
-        except ValueError as rule:
-            raise ConfigError(f"train.{key}={text} must be {rule}") from rule
     for key in ("best", "max_cost"):
         if (value := getattr(train, key)) is not None and not train.checkpoint:
             raise ConfigError(

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conf.errors import reworded
 from conf.reading.parser import option
 from conf.reading.values import whole
 from conf.run_folder.rundir import RunDir
@@ -48,11 +49,8 @@ class Bleu:
 def bleu_of(
     model: Exported, sentences: Sentences, scoring: Scoring, device: str, lowercase: bool = False, words: str = "13a"
 ) -> Bleu:
-    """Returns the BLEU of a model's translations; `words` is the tokenizer of sacreBLEU, which must be there.
-
-    Raises:
-        EngineError: the model does not translate.
-    """
+    """Returns the BLEU of a model's translations; `words` is the tokenizer of sacreBLEU, which must be there. Raises
+    EngineError: the model does not translate."""
     from sacrebleu.metrics.bleu import BLEU
 
     from megatron_ext.inference.lines import translated
@@ -180,10 +178,8 @@ MOST_TEXT = 1 << 30
 
 
 def _lines(path: Path) -> list[str]:
-    try:
+    with reworded(LaunchError, f"{path}: cannot be read (", ")", of=(OSError, ValueError)):
         lines = read_regular_text(path, MOST_TEXT).split("\n")
-    except (OSError, ValueError) as error:
-        raise LaunchError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     lines = lines[:-1] if lines[-1] == "" else lines
     if not lines:
         raise LaunchError(f"{path}: the file is empty")

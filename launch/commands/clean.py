@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from conf.compose import read_experiment
-from conf.errors import TdppError
+from conf.errors import TdppError, reworded
 from conf.reading.parser import Parser, option
 from conf.reading.values import not_negative
 from conf.run_folder import run_folders
@@ -297,10 +297,8 @@ def _enroot_names() -> set[str]:
 
 
 def _enroot(*words: str) -> subprocess.CompletedProcess[str]:
-    try:
+    with reworded(LaunchError, f"enroot {' '.join(words)}: ", of=(OSError, subprocess.TimeoutExpired)):
         return captured(["enroot", *words], ENROOT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"enroot {' '.join(words)}: {error}") from error
 
 
 def _is_own(path: Path) -> bool:

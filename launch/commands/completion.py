@@ -94,11 +94,8 @@ def parser() -> Parser:
 
 
 def hydra_option(argv: Sequence[str]) -> int:
-    """Hydra's own way to the same, `tdpp launch --shell-completion install=SHELL`. Its scripts know no commands.
-
-    Raises:
-        LaunchError: it asks for something else.
-    """
+    """Hydra's own way to the same, `tdpp launch --shell-completion install=SHELL`. Its scripts know no commands. Raises
+    LaunchError: it asks for something else."""
     shells = [shell for shell in SCRIPTS if f"install={shell}" in argv]
     if not shells:
         raise LaunchError(

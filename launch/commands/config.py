@@ -16,11 +16,7 @@ WIDTH = 100
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `tdpp config <argv>`.
-
-    Raises:
-        ConfigError: there is no such key.
-    """
+    """Runs `tdpp config <argv>`. Raises ConfigError: there is no such key."""
     key = parser().parse_args(argv).key
     if key is None:
         print_table(
@@ -54,12 +50,7 @@ def parser() -> Parser:
 
 def explained(key: Key) -> str:
     """A key, in some lines."""
-    about = {
-        "takes": key.values,
-        "unit": unit_of(key.name),
-        "rule": key.rule,
-        "default": key.default,
-    }
+    about = {"takes": key.values, "unit": unit_of(key.name), "rule": key.rule, "default": key.default}
     lines = [key.name, *textwrap.wrap(key.meaning, WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
     lines += [f"  {word + ':':<9}{value}" for word, value in about.items() if value]
     for word, meaning in key.options:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from conf.errors import reworded
 from conf.reading.parser import Parser, option
 from conf.reading.values import NoValue, above_0
 from launch.commands import init_model
@@ -110,10 +111,8 @@ def _found(arguments: argparse.Namespace) -> Found:
         return discover.here()
     if shutil.which("sinfo") is None:
         return replace(discover.here(), notes=(NO_SLURM,))
-    try:
+    with reworded(LaunchError, "", "; 'tdpp init --local' writes this machine alone", of=LaunchError):
         return discover.on_slurm(arguments.wait, charged)
-    except LaunchError as error:
-        raise LaunchError(f"{error}; 'tdpp init --local' writes this machine alone") from error
 
 
 def _tell(name: str, found: Found, why: str, paths: Mapping[str, Path]) -> None:

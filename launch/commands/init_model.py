@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from conf.compose import compose, compose_unchecked, to_object
+from conf.errors import reworded
 from conf.reading.files import Scratch, why_not_kept, write_whole
 from conf.reading.own_folders import SHIPPED, SUFFIX, path_of
 from conf.reading.parser import Parser, option
@@ -114,11 +115,7 @@ def checked_name(name: str) -> str:
 
 
 def free_path(name: str, group: str, force: bool) -> Path:
-    """Where a configuration of this name is written.
-
-    Raises:
-        LaunchError: there is one, or it cannot be written.
-    """
+    """Where a configuration of this name is written. Raises LaunchError: there is one, or it cannot be written."""
     shipped = SHIPPED / group
     path = path_of(name, group, shipped)
     if (why := why_not_kept(name, path, instead=OWN_FOLDER)) is not None:
@@ -188,7 +185,7 @@ def from_hf(path: str, content: object, sequence_length: int | None = None) -> t
 def _of_transformers(config: HfConfig, why: str) -> tuple[dict[str, object], list[str]]:
     """The same of a model that tdpp has not itself, for the reason `why`: its layers are those of transformers."""
     family = family_named(TRANSFORMERS)
-    try:
+    with reworded(LaunchError, "", of=HfConfigError):
         config.must("is_encoder_decoder", False, "tdpp cuts causal models of transformers, which have no encoder")
         config.must("add_cross_attention", False, "tdpp has no cross-attention to another model")
         parts = [key for key, value in config.content.items() if key.endswith("_config") and isinstance(value, dict)]
@@ -198,8 +195,6 @@ def _of_transformers(config: HfConfig, why: str) -> tuple[dict[str, object], lis
                 "of text alone; give a config.json that has what text_config has, with its model_type"
             )
         values = family.from_hf(config)
-    except HfConfigError as error:
-        raise LaunchError(str(error)) from error
     note = (
         f"{why}: this {config.kind} is trained with transformers' own layers (model.family={TRANSFORMERS}), so its "
         "ranks need transformers; what cannot be cut is refused before a run starts (docs/models.md)"

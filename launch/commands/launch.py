@@ -228,11 +228,8 @@ def _with_first_plan(start: str, argv: Sequence[str], profile: str | None) -> li
 
 
 def _agreed(argv: Sequence[str], session: Session, preflight: Preflight) -> dict[int, Experiment]:
-    """Returns those combinations without an outcome that are to be started, by their number.
-
-    Raises:
-        LaunchError: GPU-hours, with those of the batches before, are not confirmed; or an option is of dry runs alone.
-    """
+    """Returns those combinations without an outcome that are to be started, by their number. Raises LaunchError:
+    GPU-hours, with those of the batches before, are not confirmed; or an option is of dry runs alone."""
     data_later = any(argument.startswith(PIPEDREAM) for argument in argv)
     wanted = partition_outcomes(session.combinations, session.outcomes, preflight, data_later)
     if session.full and not all(experiment.dry_run for experiment in wanted.values()):
@@ -365,10 +362,7 @@ def _reproduce(run: RunDir, preflight: Preflight, worker: str) -> int:
 
 def _run_hydra(argv: Sequence[str], session: Session, run_batch: Callable[[Sequence[JobReturn]], None]) -> None:
     """Has Hydra call the session's task for each combination, and `run_batch` once a batch of a sweeper is complete.
-
-    Raises:
-        LaunchError: a sweeper that is no part of Hydra gave up.
-    """
+    Raises LaunchError: a sweeper that is no part of Hydra gave up."""
     try:
         _compose_all(argv, session, run_batch)
     except TdppError:
@@ -390,11 +384,7 @@ def _compose_all(argv: Sequence[str], session: Session, run_batch: Callable[[Seq
     register_launcher()
     batch_task = BatchTask(compose=session.task, end_batch=run_batch)
     task = hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name="config")(batch_task)
-    with (
-        Scratch() as scratch,
-        command_line(argv) as words,
-        called_with(words.all),
-    ):
+    with Scratch() as scratch, command_line(argv) as words, called_with(words.all):
         OmegaConf.register_new_resolver("sweep_dir", lambda: str(scratch.path), replace=True)
         session.as_given = words.as_given
         remark(*words.notes)

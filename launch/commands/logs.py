@@ -162,12 +162,8 @@ def _begin(path: Path, tail: int | None) -> int:
 
 
 def tail_begin(path: Path, lines: int) -> int:
-    """Where the last lines of a file begin, in bytes; 0 in one that is not there yet. It is looked at no
-    further back than lines of a sensible length reach.
-
-    Raises:
-        RunFolderError: it is not a regular file, or cannot be read.
-    """
+    """Where the last lines of a file begin, in bytes; 0 in one that is not there yet. It is looked at no further back
+    than lines of a sensible length reach. Raises RunFolderError: it is not a regular file, or cannot be read."""
     with suppress(FileNotFoundError), opened(path) as file:
         end = file.seek(0, os.SEEK_END)
         file.seek(max(0, end - max(_TAIL_BYTES, lines * _LINE_BYTES)))

@@ -183,11 +183,8 @@ class Job:
 
 
 def prepare(arguments: Arguments) -> Job:
-    """The job on all nodes of the cluster, with all of their GPUs.
-
-    Raises:
-        TdppError: the configuration cannot be composed, or a tensor size fits no node or not the model.
-    """
+    """The job on all nodes of the cluster, with all of their GPUs. Raises TdppError: the configuration cannot be
+    composed, or a tensor size fits no node or not the model."""
     cfg = compose_unchecked(arguments.overrides)
     of_module = is_user_code(cfg.model)
     if of_module:

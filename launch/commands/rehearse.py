@@ -143,11 +143,8 @@ def predicted(plans: Sequence[Compared]) -> list[float | None]:
 
 
 def train(plans: Sequence[Compared], seeds: int, metric: str, iterations: Sequence[float | None]) -> list[Trained]:
-    """Each plan with its curves; plans that learn the same are trained once.
-
-    Raises:
-        TdppError: something cannot be trained.
-    """
+    """Each plan with its curves; plans that learn the same are trained once. Raises TdppError: something cannot be
+    trained."""
     small = [_checked(plan.small) for plan in plans]
     jobs: dict[str, Plan] = {}
     keys = []
@@ -190,11 +187,8 @@ def _batch_times(plan: Compared, iteration_s: float | None) -> BatchTimes | None
 
 
 def learn(plan: Plan, metric: str) -> Curve:
-    """A training in this process.
-
-    Raises:
-        LaunchError: the model or its data cannot be used, or an evaluation lacks the metric.
-    """
+    """A training in this process. Raises LaunchError: the model or its data cannot be used, or an evaluation lacks the
+    metric."""
     import torch
 
     from megatron_ext.contract.errors import EngineError

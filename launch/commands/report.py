@@ -94,11 +94,8 @@ def main(argv: Sequence[str], judge: Judge | None = all_findings) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    """Serves the pages until Ctrl-C.
-
-    Raises:
-        TdppError: no such folder or run, the port cannot be had, or an option is for pages that are written.
-    """
+    """Serves the pages until Ctrl-C. Raises TdppError: no such folder or run, the port cannot be had, or an option is
+    for pages that are written."""
     if not arguments.serve:
         raise LaunchError(f"--port {arguments.port} works only with --serve: add --serve, or leave it out")
     writing = ("watch", "search", "output", "open", *EXPORTS, *TRACKERS, *SIZES)
@@ -120,11 +117,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _search(sources: Sequence[Source]) -> None:
-    """Searches plans for the GPUs of each run; says on stderr of which that cannot be done.
-
-    Raises:
-        TdppError: of the only one.
-    """
+    """Searches plans for the GPUs of each run; says on stderr of which that cannot be done. Raises TdppError: of the
+    only one."""
     for source in sources:
         try:
             source.search()
@@ -180,9 +174,7 @@ def parser() -> argparse.ArgumentParser:
         help="where runs are (default: TDPP_RUNS_DIR, or runs)",
     )
     made.add_argument(
-        "--watch",
-        action="store_true",
-        help="rewrite the pages until the run is over; open pages reload themselves",
+        "--watch", action="store_true", help="rewrite the pages until the run is over; open pages reload themselves"
     )
     made.add_argument(
         "--search",

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.reading.parser import option
 from conf.reading.values import NoValue, above_0, whole
 from conf.run_folder.run_folders import usual_runs_dir
@@ -65,13 +65,12 @@ def chosen_run(arguments: argparse.Namespace) -> RunDir:
 def runs_folder(arguments: argparse.Namespace) -> Path:
     """Raises RunFolderError if there is no such folder, or it cannot be listed."""
     folder: Path = arguments.runs_dir
-    try:
+    with reworded(
+        RunFolderError,
+        f"--runs-dir {folder.absolute()}: ",
+        "; give a folder that has runs, or start a run with 'tdpp launch'",
+    ):
         next(folder.iterdir(), None)
-    except OSError as error:
-        raise RunFolderError(
-            f"--runs-dir {folder.absolute()}: {error.strerror}; give a folder that has runs, or start a run with "
-            f"'tdpp launch'"
-        ) from error
     return folder
 
 
@@ -95,11 +94,8 @@ class Filter:
     """Only so many, the latest."""
 
     def chosen(self, runs_dir: Path, everything: Sequence[RunDir]) -> list[RunDir]:
-        """Returns those of all runs that can pass, as far as they need not be looked into for that.
-
-        Raises:
-            RunFolderError: there is no run of a word.
-        """
+        """Returns those of all runs that can pass, as far as they need not be looked into for that. Raises
+        RunFolderError: there is no run of a word."""
         meant = {run for word in self.words for run in _meant(runs_dir, word, everything)}
         found = [run for run in everything if run in meant or not self.words]
         return found if self.verdicts or self.kinds else found[-(self.limit or len(found)) :]

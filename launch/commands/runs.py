@@ -15,15 +15,7 @@ from conf.reading.parser import Parser
 from conf.run_folder import run_folders
 from conf.run_folder.rundir import RunDir
 from conf.visible import plural, visible
-from launch.commands.run_arguments import (
-    Filter,
-    add_filter,
-    add_runs_dir,
-    add_watch,
-    filter_of,
-    parsed,
-    runs_folder,
-)
+from launch.commands.run_arguments import Filter, add_filter, add_runs_dir, add_watch, filter_of, parsed, runs_folder
 from launch.errors import LaunchError
 from launch.files.run_files import RunFiles, read_run_files
 from launch.judge.findings import Findings

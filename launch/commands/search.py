@@ -158,11 +158,8 @@ def cores_shared(run: RunDir, experiment: Experiment) -> tuple[int, int] | None:
 
 
 def runs_dir(args: Arguments) -> Path:
-    """Where the runs to validate are.
-
-    Raises:
-        SearchError: something else is asked for, too, which has no meaning there.
-    """
+    """Where the runs to validate are. Raises SearchError: something else is asked for, too, which has no meaning
+    there."""
     given, words = parse_key_values(args.overrides, {"runs_dir": path}, SearchError)
     others = sorted({word.partition("=")[0] for word in words})
     if others:

@@ -81,11 +81,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def played(args: Arguments) -> tuple[Results, list[str]]:
-    """The training on all nodes, and what is to be known of it.
-
-    Raises:
-        TdppError: it cannot be read, or no nodes can train it.
-    """
+    """The training on all nodes, and what is to be known of it. Raises TdppError: it cannot be read, or no nodes can
+    train it."""
     from fasop.tables.trainings import Results
     from fasop.trainings.simulate import Elastic, simulate, simulate_elastic
     from launch.commands.simulating import experiment, iidp

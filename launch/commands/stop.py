@@ -26,11 +26,8 @@ from megatron_ext.contract.worker import SAVED
 
 
 def confirm(run: RunDir) -> None:
-    """Asks whether the latest run is meant, which nobody has named.
-
-    Raises:
-        LaunchError: it is not, or nobody is there to answer.
-    """
+    """Asks whether the latest run is meant, which nobody has named. Raises LaunchError: it is not, or nobody is there
+    to answer."""
     if not can_be_asked():
         raise LaunchError(f"without RUN this would stop the latest run, {run.name}; name it, or add --yes")
     if not agreed(f"the latest run is {run.name} ({verdict_on(run).state}); stop it?"):
@@ -103,11 +100,8 @@ def _saved_first(run: RunDir) -> str:
 
 
 def _saves(run: RunDir, asked: bool | None) -> bool:
-    """Whether to save first: if nobody says, where iterations would be lost.
-
-    Raises:
-        LaunchError: it is asked for, but the run saves nothing.
-    """
+    """Whether to save first: if nobody says, where iterations would be lost. Raises LaunchError: it is asked for, but
+    the run saves nothing."""
     if asked is False:
         return False
     try:

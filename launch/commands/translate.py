@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.reading.parser import Parser
 from conf.run_folder.rundir import RunDir
 from launch.commands.bleu import add_bleu, print_bleu, require_bleu
@@ -73,13 +73,13 @@ def model_of(run: RunDir, checkpoint: str | None, weights: str | None) -> tuple[
     kind = kind_of(found, weights)
     tensors = weights_of(found, kind)
     path = Path(f"{run.read_plan().data_prefix}.tokenizer.json")
-    try:
+    with reworded(
+        LaunchError,
+        f"{path}: cannot be read (",
+        "); the tokenizer belongs beside the data that the run was trained on",
+        of=(OSError, ValueError),
+    ):
         tokenizer = read_regular_text(path)
-    except (OSError, ValueError) as error:
-        raise LaunchError(
-            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); the tokenizer belongs beside the "
-            f"data that the run was trained on"
-        ) from error
     return Exported(found.meta.model, tensors, tokenizer), note(kind)
 
 
@@ -122,10 +122,8 @@ def _reading(path: Path | None) -> Iterator[TextIO]:
             sys.stdin.reconfigure(encoding="utf-8", errors="replace")
         yield sys.stdin
         return
-    try:
+    with reworded(RunFolderError, f"--input {path}: cannot be read (", ")"):
         file = path.open(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise RunFolderError(f"--input {path}: cannot be read ({error.strerror})") from error
     with file:
         yield file
 
@@ -135,9 +133,7 @@ def _writing(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    try:
+    with reworded(RunFolderError, f"--output {path}: cannot be written (", ")"):
         file = path.open("w", encoding="utf-8")
-    except OSError as error:
-        raise RunFolderError(f"--output {path}: cannot be written ({error.strerror})") from error
     with file:
         yield file

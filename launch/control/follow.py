@@ -90,11 +90,8 @@ def follow(run: RunDir) -> None:
 
 @contextmanager
 def stopped_if_interrupted(run: RunDir) -> Iterator[None]:
-    """If anything ends the block early (Ctrl-C, a closed terminal), the run is stopped first.
-
-    Raises:
-        LaunchError: somebody has deleted its folder.
-    """
+    """If anything ends the block early (Ctrl-C, a closed terminal), the run is stopped first. Raises LaunchError:
+    somebody has deleted its folder."""
     submitted = run.read(run.jobs, Submitted)
     try:
         yield
@@ -169,11 +166,8 @@ class Log:
         self._offset = begin
 
     def new_lines(self) -> list[str]:
-        """The next lines completed since the last call, some megabytes of them; none while there is no file.
-
-        Raises:
-            RunFolderError: it is not a regular file, or cannot be read.
-        """
+        """The next lines completed since the last call, some megabytes of them; none while there is no file. Raises
+        RunFolderError: it is not a regular file, or cannot be read."""
         text = self._read()
         whole = text[: text.rfind(b"\n") + 1] or (text if len(text) == PART_BYTES else b"")
         self._offset += len(whole)

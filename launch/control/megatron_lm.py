@@ -173,11 +173,7 @@ def _data(experiment: Experiment) -> Options:
     tokenizer: Options = (
         {"tokenizer-type": "NullTokenizer", "vocab-size": experiment.model.vocab_size}
         if engine.vocab_file is None
-        else {
-            "tokenizer-type": "GPT2BPETokenizer",
-            "vocab-file": engine.vocab_file,
-            "merge-file": engine.merge_file,
-        }
+        else {"tokenizer-type": "GPT2BPETokenizer", "vocab-file": engine.vocab_file, "merge-file": engine.merge_file}
     )
     return {
         "data-path": [

@@ -45,11 +45,8 @@ SAVE_S = 120.0
 
 
 def save_first(run: RunDir) -> bool:
-    """Has a run save a checkpoint and end; whether it has ended within `SAVE_S`. `stop` ends what is left.
-
-    Raises:
-        LaunchError: it is another user's.
-    """
+    """Has a run save a checkpoint and end; whether it has ended within `SAVE_S`. `stop` ends what is left. Raises
+    LaunchError: it is another user's."""
     check_may_stop(run)
     _request(run, saves=True)
     until = time.monotonic() + SAVE_S
@@ -132,11 +129,8 @@ def _stop_processes(run: RunDir, submitted: Submitted) -> str:
 
 
 def _stop_on_hosts(run: RunDir, submitted: Submitted) -> str:
-    """The agents see the request; what is left then is ended through ssh.
-
-    Raises:
-        LaunchError: a host cannot be reached, and the agent there has not written that it ended.
-    """
+    """The agents see the request; what is left then is ended through ssh. Raises LaunchError: a host cannot be reached,
+    and the agent there has not written that it ended."""
     until = time.monotonic() + STOP_S
     while not _all_ended(run) and time.monotonic() < until:
         time.sleep(LOOK_S)
@@ -191,10 +185,7 @@ def is_at_work(run: RunDir) -> bool:
 
 def _submitted(run: RunDir) -> Submitted | None:
     """jobs.json; where that is damaged or gone, what marks the run's jobs or processes is taken from these themselves.
-
-    Raises:
-        RunFolderError: it is damaged, and nothing else has the mark either.
-    """
+    Raises RunFolderError: it is damaged, and nothing else has the mark either."""
     damage: RunFolderError | None = None
     try:
         if (submitted := run.read(run.jobs, Submitted)) is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from conf import utf8
 from conf.compose import config_text, read_experiment
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.identity import identity
 from conf.run_folder.rundir import CODE, RunDir, is_full
 from conf.schema.adapt import NOW
@@ -114,12 +114,8 @@ def _keep_code(experiment: Experiment, run: RunDir) -> Snapshot | None:
     """The user's code, which may be edited from now on; None if there is none."""
     if experiment.model.code is None:
         return None
-    try:
+    with reworded(LaunchError, f"model.code={experiment.model.code}: it cannot be copied to {run.path / CODE}: "):
         return keep_code(Path(experiment.model.code_file), run)
-    except OSError as error:
-        raise LaunchError(
-            f"model.code={experiment.model.code}: it cannot be copied to {run.path / CODE}: {why(error)}"
-        ) from error
 
 
 def _from_kept(kept: Snapshot | None, plan: Plan) -> Plan:
@@ -154,21 +150,18 @@ def _make_cache(folder: str | None) -> None:
 
 def read_schedule(path: str) -> str:
     """The content of `parallel.schedule_file`; the engine checks it."""
-    try:
+    with reworded(
+        LaunchError,
+        f"parallel.schedule_file={path}: cannot be read as text (",
+        "); give the path of a schedule, such as 'python -m megatron_ext.schedule' prints, or null",
+        of=(OSError, UnicodeDecodeError),
+    ):
         return read_regular(Path(path)).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise LaunchError(
-            f"parallel.schedule_file={path}: cannot be read as text ({why(error)}); give the path of a schedule, such "
-            "as 'python -m megatron_ext.schedule' prints, or null"
-        ) from error
 
 
 def resume(run: RunDir, worker: str = WORKER, sound: Callable[[Plan], None] = lambda plan: None) -> None:
-    """Starts a run again that ended early; it goes on from its newest checkpoint, which `sound` checks.
-
-    Raises:
-        TdppError: it cannot be, or has nothing left to do; it is then as it was.
-    """
+    """Starts a run again that ended early; it goes on from its newest checkpoint, which `sound` checks. Raises
+    TdppError: it cannot be, or has nothing left to do; it is then as it was."""
     check_may_resume(run)
     if (verdict := verdict_without_plan(run)) is not None:
         way_out = "wait until it is done, or stop it" if verdict.state is State.starting else "launch it again"
@@ -247,10 +240,8 @@ def _require_same_code(run: RunDir, plan: Plan) -> None:
 def launch_directory(run: RunDir, word: str = "resume=") -> contextlib.AbstractContextManager[None]:
     """Changes into the folder in which a run was launched. There relative paths of its configuration, such as
     container.image_dir, lead where they led; a folder that is gone is nobody's any more. `word` is the user's."""
-    try:
+    with reworded(LaunchError, f"{word}{run.name}: the folder it was launched from is unknown: ", of=RunFolderError):
         origin = run.read(run.provenance, Origin)
-    except RunFolderError as error:
-        raise LaunchError(f"{word}{run.name}: the folder it was launched from is unknown: {error}") from error
     folder = Path(origin.cwd if origin is not None else ".")
     return contextlib.chdir(folder) if folder.is_dir() else contextlib.nullcontext()
 
@@ -324,10 +315,7 @@ def _start(
 
 def _with_run_before(experiment: Experiment) -> Experiment:
     """The same with the whole name of the run in `executor.after`: soon the new run is the latest, and has its name.
-
-    Raises:
-        LaunchError: there is no such run.
-    """
+    Raises LaunchError: there is no such run."""
     name, runs = experiment.executor.after, Path(experiment.runs_dir)
     if name is None or experiment.executor.kind is not ExecutorKind.slurm:
         return experiment
@@ -337,19 +325,13 @@ def _with_run_before(experiment: Experiment) -> Experiment:
 
 
 def _run_before(name: str, runs: Path) -> RunDir:
-    try:
+    with reworded(LaunchError, f"executor.after={name}: ", of=RunFolderError):
         return RunDir.find(runs, name)
-    except RunFolderError as error:
-        raise LaunchError(f"executor.after={name}: {error}") from error
 
 
 def _jobs_before(experiment: Experiment, run: RunDir) -> tuple[str, ...]:
     """The jobs of `executor.after` for which a run waits. One that has saved has waited already: what it waited for may
-    be deleted by now.
-
-    Raises:
-        TdppError: there is no such run, it is not Slurm's, or it has ended badly.
-    """
+    be deleted by now. Raises TdppError: there is no such run, it is not Slurm's, or it has ended badly."""
     if (name := experiment.executor.after) is None or run.latest_checkpoint.exists():
         return ()
     before = _run_before(name, Path(experiment.runs_dir))

@@ -165,11 +165,8 @@ class NodeFindings:
 
 
 def read_findings(run: RunDir) -> tuple[NodeFindings, ...]:
-    """Reads the findings of the nodes that have written anything, by node rank.
-
-    Raises:
-        RunFolderError: a file is not what it should be.
-    """
+    """Reads the findings of the nodes that have written anything, by node rank. Raises RunFolderError: a file is not
+    what it should be."""
     plan = run.read_plan()
     contents = ((node, run.read_json(run.doctor_node(node.name))) for node in plan.nodes)
     return tuple(_node(run, node, content) for node, content in contents if content is not None)

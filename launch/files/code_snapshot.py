@@ -67,10 +67,7 @@ class Snapshot:
 
 def keep_code(file: Path, run: RunDir) -> Snapshot:
     """Copies the user's Python file and the tree that it lies in to the run's folder, with the diff from its commit.
-
-    Raises:
-        OSError: it cannot be read or written.
-    """
+    Raises OSError: it cannot be read or written."""
     file = Path(os.path.abspath(file))  # noqa: PTH100  (resolves '..', follows no link)
     found = run_around(file)
     if found is not None and RunDir(found).code_tree in file.parents:

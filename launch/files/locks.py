@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.files.owner import name_of
@@ -79,15 +79,10 @@ _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 @contextlib.contextmanager
 def launching(run: RunDir) -> Iterator[None]:
-    """Holds the lock while the run is launched; a process that is forked meanwhile goes on with it.
-
-    Raises:
-        LaunchError: another process launches it, or its folder cannot be written.
-    """
-    try:
+    """Holds the lock while the run is launched; a process that is forked meanwhile goes on with it. Raises LaunchError:
+    another process launches it, or its folder cannot be written."""
+    with reworded(LaunchError, f"{run.launch_lock}: cannot be written (", ")"):
         handle = os.open(run.launch_lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except OSError as error:
-        raise LaunchError(f"{run.launch_lock}: cannot be written ({error.strerror})") from error
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             try:

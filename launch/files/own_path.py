@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from conf.errors import reworded
 from launch.errors import LaunchError
 from launch.files.owner import name_of
 
@@ -52,11 +53,8 @@ class OwnFolder:
 
 
 def read_own_file(path: Path) -> bytes:
-    """The content of a file that is this user's own, whatever the folders above it are.
-
-    Raises:
-        LaunchError: it is missing, a link, somebody else's, or others can write to it.
-    """
+    """The content of a file that is this user's own, whatever the folders above it are. Raises LaunchError: it is
+    missing, a link, somebody else's, or others can write to it."""
     handle = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return OwnFolder(path.parent, handle).read(path.name)
@@ -125,10 +123,8 @@ def require_own_folder(path: Path, *, make: bool) -> None:
         make: whether it is made, with mode 0700, if it is not there; else that is no fault.
     """
     if make:
-        try:
+        with reworded(LaunchError, f"{path} cannot be created (", ")"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"{path} cannot be created ({error.strerror})") from error
     with closing(_Walk()) as walk:
         walk.go(path, missing=not make)
         _, found = walk.seen[-1]

@@ -185,14 +185,7 @@ def _host(runs: Sequence[Run], alike: Sequence[Run], network: str | None) -> Hos
         if check is not None:
             health, why = check
             break
-    return Host(
-        name=names[0],
-        before=tuple(names[1:]),
-        gpu=runs[-1].node.gpu,
-        runs=tuple(runs),
-        health=health,
-        why=why,
-    )
+    return Host(name=names[0], before=tuple(names[1:]), gpu=runs[-1].node.gpu, runs=tuple(runs), health=health, why=why)
 
 
 def _failing(recent: Sequence[Run], alike: Sequence[Run]) -> tuple[Health, str] | None:

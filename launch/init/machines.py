@@ -100,11 +100,8 @@ Asked = Callable[[str], str]
 
 
 def priced(found: Found, given: Mapping[str, float]) -> Found:
-    """Returns the machines with the prices of `--price`, by group, kind of GPU or Slurm's type of it.
-
-    Raises:
-        LaunchError: a name is none of these.
-    """
+    """Returns the machines with the prices of `--price`, by group, kind of GPU or Slurm's type of it. Raises
+    LaunchError: a name is none of these."""
     unknown = [name for name in given if not any(name in _names(group) for group in found.groups)]
     if unknown:
         known = ", ".join(dict.fromkeys(name for group in found.groups for name in _names(group)))

@@ -44,11 +44,8 @@ class Verdict:
 
 
 def judge(run: RunDir, now: float | None = None) -> Verdict:
-    """Looks at a run and decides. `now` is in seconds since 1970.
-
-    Raises:
-        RunFolderError: plan.json or jobs.json is not what it should be.
-    """
+    """Looks at a run and decides. `now` is in seconds since 1970. Raises RunFolderError: plan.json or jobs.json is not
+    what it should be."""
     return decide(observe(run, now))
 
 
@@ -68,11 +65,8 @@ PLANNING_S = 10.0
 
 
 def verdict_without_plan(run: RunDir) -> Verdict | None:
-    """The verdict on a run that has no plan; None for one that has.
-
-    Raises:
-        RunFolderError: it had a plan, or is gone.
-    """
+    """The verdict on a run that has no plan; None for one that has. Raises RunFolderError: it had a plan, or is
+    gone."""
     launching = is_launching(run)
     if RunDir.is_one(run.path):
         return None

@@ -136,11 +136,7 @@ def _check_small(word: str, dirs: Sequence[str]) -> None:
 
 def small_of(experiment: Experiment, dirs: Sequence[str], chosen: Sequence[str], small: Sequence[str]) -> Experiment:
     """What is trained in the place of an experiment: the model, training and data that `small` says, under the delays
-    of its plan, on this machine.
-
-    Raises:
-        TdppError: there is no such thing.
-    """
+    of its plan, on this machine. Raises TdppError: there is no such thing."""
     words = [*dirs, *_replaced(chosen, small)]
     cfg = compose_unchecked([word for word in words if word.partition("=")[0] != BATCH])
     count_blocks(cfg)
@@ -213,11 +209,7 @@ def _samples(parallel: Parallel, batch: str | None) -> tuple[int, int]:
 
 
 def trained(train: Train) -> Train:
-    """The training of a rehearsal.
-
-    Raises:
-        LaunchError: it is one that a rehearsal does not do.
-    """
+    """The training of a rehearsal. Raises LaunchError: it is one that a rehearsal does not do."""
     if train.load is not None:
         raise LaunchError(f"train.load={train.load}: a rehearsal starts from new weights; use {SMALL}train.load=null")
     if train.eval_interval is None:
@@ -261,11 +253,8 @@ def delays(experiment: Experiment, model: Model, samples: tuple[int, int]) -> Pa
 
 
 def fitted(partition: Partition, model: Model) -> Partition:
-    """The partition for another model: in proportion, and no stage that has layers is left without.
-
-    Raises:
-        LaunchError: there are fewer layers than stages that need one.
-    """
+    """The partition for another model: in proportion, and no stage that has layers is left without. Raises LaunchError:
+    there are fewer layers than stages that need one."""
     layers, last = model.counted, len(partition.layers) - 1
     least = [int(count > 0 or model.measured or stage not in (0, last)) for stage, count in enumerate(partition.layers)]
     if layers < sum(least):

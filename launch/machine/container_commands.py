@@ -15,11 +15,8 @@ from megatron_ext.contract.plan import Plan
 
 
 def run_container(experiment: Experiment, plan: Plan, run: Path, project: Path) -> RunContainer | None:
-    """The container of a run, as configured; None without one. `project` is the folder with the rooms' sources.
-
-    Raises:
-        ConfigError: the runtime cannot mount a folder that the ranks need.
-    """
+    """The container of a run, as configured; None without one. `project` is the folder with the rooms' sources. Raises
+    ConfigError: the runtime cannot mount a folder that the ranks need."""
     config = experiment.container
     if config.kind is ContainerKind.none:
         return None

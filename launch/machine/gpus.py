@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from conf.errors import reworded
 from conf.run_folder.gpu_lines import (
     HARDWARE_HEAT,
     HARDWARE_SLOWDOWN,
@@ -187,7 +188,7 @@ class Gpus:
 
     def _figures(self, device: _Device) -> GpuFigures:
         lib, handle = self._lib, device.handle
-        try:
+        with reworded(LaunchError, f"GPU {device.index} ({device.name}) on {socket.gethostname()}: ", of=lib.NVMLError):
             memory = self._memory(handle)
             capability = self._ask(lib.nvmlDeviceGetCudaComputeCapability, handle)
             return GpuFigures(
@@ -200,8 +201,6 @@ class Gpus:
                 memory_bus_bits=self._ask(lib.nvmlDeviceGetMemoryBusWidth, handle),
                 nvlinks=sum(1 for link in range(NVLINKS) if self._ask(lib.nvmlDeviceGetNvLinkState, handle, link)),
             )
-        except lib.NVMLError as error:
-            raise LaunchError(f"GPU {device.index} ({device.name}) on {socket.gethostname()}: {error}") from error
 
     def _find(self) -> Iterator[_Device]:
         """What cannot be reached now is left out: nobody can use it."""

@@ -158,11 +158,7 @@ def terminate(token: str, grace_s: float) -> set[int]:
 
 
 def kill(token: str, node_rank: int | None = None) -> set[int]:
-    """Kills what `find` finds (SIGKILL), and returns when it is gone: the ids.
-
-    Raises:
-        LaunchError: some live on.
-    """
+    """Kills what `find` finds (SIGKILL), and returns when it is gone: the ids. Raises LaunchError: some live on."""
     killed: set[int] = set()
     living = find(token, node_rank)
     for _ in range(_KILL_ROUNDS):

@@ -72,12 +72,7 @@ def git(folder: Path, *arguments: str) -> bytes | None:
     command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-            env=environment,
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_TIMEOUT_S, check=True, env=environment
         )
     except (OSError, subprocess.SubprocessError):
         return None

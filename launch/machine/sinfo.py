@@ -144,11 +144,7 @@ class Membership:
 
 
 def parse(text: str) -> list[Membership]:
-    """Lines of `slurm_commands.NODES_FORMAT`.
-
-    Raises:
-        LaunchError: a line is none.
-    """
+    """Lines of `slurm_commands.NODES_FORMAT`. Raises LaunchError: a line is none."""
     rows = [line.strip().split("|", 12) for line in text.splitlines() if line.strip()]
     if wrong := next((row for row in rows if len(row) != 13), None):
         raise LaunchError(f"cannot parse a line of sinfo: {'|'.join(wrong)}")

@@ -108,11 +108,8 @@ def _accounting(ids: Sequence[str], timeout_s: float) -> str:
 
 
 def ended_starts(ids: Iterable[str], timeout_s: float = TIMEOUT_S) -> list[JobState]:
-    """The starts of jobs that have ended, the last one last: how it ended says why Slurm started the job again.
-
-    Raises:
-        LaunchError: there is no accounting, or it does not answer.
-    """
+    """The starts of jobs that have ended, the last one last: how it ended says why Slurm started the job again. Raises
+    LaunchError: there is no accounting, or it does not answer."""
     command = ["sacct", "--duplicates", "-X", "-n", "-P", "-o", STARTS_FIELDS, "-j", ",".join(ids)]
     return parse_starts(_ask(command, timeout_s))
 
@@ -140,11 +137,8 @@ def comment_of(token: str) -> str:
 
 
 def cancel(ids: Sequence[str], only_pending: bool = False) -> None:
-    """Ends jobs, or takes them out of the queue. Those that have ended already are left alone.
-
-    Raises:
-        LaunchError: Slurm does not do so for one of them; also where that one starts or ends at this moment.
-    """
+    """Ends jobs, or takes them out of the queue. Those that have ended already are left alone. Raises LaunchError:
+    Slurm does not do so for one of them; also where that one starts or ends at this moment."""
     if ids:
         states = ["--state=PENDING"] if only_pending else []
         _ask(["scancel", *states, *ids])
@@ -152,11 +146,7 @@ def cancel(ids: Sequence[str], only_pending: bool = False) -> None:
 
 def end(comment: str, owner: int) -> None:
     """Cancels a user's jobs that carry a run's comment, and waits until they are gone: also those that nobody wrote
-    down.
-
-    Raises:
-        LaunchError: Slurm does not end them, or does not answer.
-    """
+    down. Raises LaunchError: Slurm does not end them, or does not answer."""
     until = time.monotonic() + CANCEL_S
     cancelled, refusal = False, ""
     while left := submitted(comment, owner):
@@ -174,48 +164,31 @@ def end(comment: str, owner: int) -> None:
 
 
 def requeue(job: str) -> None:
-    """Has a job end and be started again.
-
-    Raises:
-        LaunchError: Slurm does not.
-    """
+    """Has a job end and be started again. Raises LaunchError: Slurm does not."""
     _ask(["scontrol", "requeue", job])
 
 
 def allow_requeue(job: str) -> None:
-    """Has a job that was submitted with --no-requeue become one that may be started again.
-
-    Raises:
-        LaunchError: Slurm does not.
-    """
+    """Has a job that was submitted with --no-requeue become one that may be started again. Raises LaunchError: Slurm
+    does not."""
     _ask(["scontrol", "update", f"JobId={job}", "Requeue=1"])
 
 
 def is_preempted(job: str, timeout_s: float) -> bool:
     """Whether Slurm has chosen a job that still runs to give way, and gives it time before it ends it (GraceTime).
-
-    Raises:
-        LaunchError: Slurm does not answer.
-    """
+    Raises LaunchError: Slurm does not answer."""
     parts = _ask(["scontrol", "show", "--oneliner", "job", job], timeout_s).splitlines()
     return any(" JobState=RUNNING " in part and _PREEMPTED.search(part) for part in parts)
 
 
 def hosts_of(job: str) -> tuple[str, ...]:
-    """The nodes that a job has now, in Slurm's order.
-
-    Raises:
-        LaunchError: Slurm does not answer.
-    """
+    """The nodes that a job has now, in Slurm's order. Raises LaunchError: Slurm does not answer."""
     return expanded(_ask(["squeue", "--noheader", f"--jobs={job}", "--format=%N"]).strip())
 
 
 def keep_only(job: str, hosts: Sequence[str]) -> None:
-    """Gives a job's other nodes back. Its first one, where its script runs, cannot be.
-
-    Raises:
-        LaunchError: Slurm does not.
-    """
+    """Gives a job's other nodes back. Its first one, where its script runs, cannot be. Raises LaunchError: Slurm does
+    not."""
     with tempfile.TemporaryDirectory() as folder:  # it leaves a script for the job's shell where it runs
         _ask(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(hosts)}"], cwd=folder)
 

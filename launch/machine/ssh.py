@@ -38,11 +38,8 @@ def command(host: str, verb: str, python: str = sys.executable) -> list[str]:
 
 
 def call(host: str, verb: str, given: Mapping[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
-    """What `launch.on_host` answers on a host.
-
-    Raises:
-        LaunchError: the host cannot be reached, does not have what it needs, or says what is wrong.
-    """
+    """What `launch.on_host` answers on a host. Raises LaunchError: the host cannot be reached, does not have what it
+    needs, or says what is wrong."""
     try:
         done = captured(command(host, verb), timeout_s, given=json.dumps(given))
     except FileNotFoundError as error:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from conf.errors import reworded
 from conf.schema.containers import ContainerKind, ImageReference
 from conf.visible import span
 from launch.errors import LaunchError
@@ -77,11 +78,7 @@ class Setup:
         """What it waits for; None once the container is ready."""
 
     def step(self) -> bool:
-        """Whether the container is ready; if not, call again soon.
-
-        Raises:
-            LaunchError: it cannot be made ready.
-        """
+        """Whether the container is ready; if not, call again soon. Raises LaunchError: it cannot be made ready."""
         self.doing = next(self._steps, None)
         return self.doing is None
 
@@ -307,10 +304,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _make_folder(folder: Path, key: str, *, private: bool = False) -> None:
-    try:
+    with reworded(
+        LaunchError,
+        f"{key}: {folder} cannot be created on {socket.gethostname()} (",
+        "); choose a folder that you may write to",
+    ):
         folder.mkdir(mode=0o700 if private else 0o777, parents=not private, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(
-            f"{key}: {folder} cannot be created on {socket.gethostname()} ({error.strerror}); choose a folder that "
-            f"you may write to"
-        ) from error

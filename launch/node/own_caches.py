@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from conf.errors import reworded
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.files.own_path import require_not_everybodys, require_own_file, require_own_folder
@@ -79,13 +80,11 @@ def without_torchs_default(environment: Mapping[str, str]) -> dict[str, str]:
 
 def make_own_caches(run: RunDir, node: str) -> None:
     """Makes the folders, for nobody else; raises LaunchError where somebody else has made one."""
-    try:
+    with reworded(LaunchError, f"{run.cache(node)} cannot be created (", ")"):
         run.cache(node).parent.mkdir(mode=0o700, exist_ok=True)
         for folder in (run.cache(node), *(run.cache(node) / name for name in CACHES.values())):
             folder.mkdir(mode=0o700, exist_ok=True)
             require_own_file(folder)
-    except OSError as error:
-        raise LaunchError(f"{run.cache(node)} cannot be created ({error.strerror})") from error
 
 
 def check_environment(environment: Mapping[str, str], *, make: bool) -> None:

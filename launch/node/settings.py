@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.run_folder.json_values import plain, typed
 from conf.run_folder.rundir import RunDir
 from conf.schema.profile import Tracker
@@ -66,10 +66,8 @@ class NodeSettings:
         path = str(run.submitit / name)
         with own_folder(run.path, run.submitit.name, group=group) as own:
             content = own.read(name)
-        try:
+        with reworded(LaunchError, f"{path}: ", "; launch the run again", of=(ValueError, RunFolderError)):
             settings = typed(cls, json.loads(content), path)
-        except (ValueError, RunFolderError) as error:
-            raise LaunchError(f"{path}: {error}; launch the run again") from error
         if settings.run != run:
             raise LaunchError(f"{path} is of another run, {settings.run.path}; launch the run again")
         return settings

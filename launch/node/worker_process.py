@@ -38,11 +38,8 @@ class WorkerProcess:
     """What was started to run a node's worker: the worker itself, or what runs it, such as a profiler."""
 
     def __init__(self, command: Command, node_rank: int, out: IO[bytes], err: IO[bytes], *, group_writes: bool) -> None:
-        """Starts it; with `group_writes` its umask takes nothing from the group.
-
-        Raises:
-            FileNotFoundError: there is no such command.
-        """
+        """Starts it; with `group_writes` its umask takes nothing from the group. Raises FileNotFoundError: there is no
+        such command."""
         self._token = command.environment[TOKEN]
         self._node_rank = node_rank
         self._apart = command.apart
@@ -94,11 +91,8 @@ class WorkerProcess:
         return self._of_step
 
     def clear(self) -> int:
-        """Kills what is left of it; its exit code, negative for a signal.
-
-        Raises:
-            LaunchError: some of it lives on, held by a driver or a file system.
-        """
+        """Kills what is left of it; its exit code, negative for a signal. Raises LaunchError: some of it lives on, held
+        by a driver or a file system."""
         os.killpg(self._process.pid, signal.SIGKILL)
         if self._remove:
             remove(self._remove)

@@ -19,14 +19,7 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import shortened
 from launch.errors import LaunchError
 from launch.files.owner import owner_of
-from launch.files.records import (
-    REQUEUED,
-    Goal,
-    RestartRecord,
-    SpentRecord,
-    Start,
-    StopRecord,
-)
+from launch.files.records import REQUEUED, Goal, RestartRecord, SpentRecord, Start, StopRecord
 from launch.files.run_files import Faults, RunFiles, read_run_files, states_of
 from launch.machine import slurm_commands
 from launch.node.elastic.peer_status import REGROUPS
@@ -50,11 +43,8 @@ T = TypeVar("T")
 
 
 def observe(run: RunDir, now: float | None = None) -> Observation:
-    """Looks at everything once. `now` is in seconds since 1970.
-
-    Raises:
-        RunFolderError: plan.json or jobs.json is not what it should be.
-    """
+    """Looks at everything once. `now` is in seconds since 1970. Raises RunFolderError: plan.json or jobs.json is not
+    what it should be."""
     before = read_run_files(run)
     return finish_observation(before, answers_to([before]), now)
 

@@ -63,11 +63,7 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Takes the command's own words out of the others.
-
-    Raises:
-        LaunchError: a word has no such value.
-    """
+    """Takes the command's own words out of the others. Raises LaunchError: a word has no such value."""
     own, overrides = parse_key_values(argv, {**WORDS, **OF_IMPORT}, LaunchError)
     if (batches := own.get("micro_batches")) is not None:
         own["micro_batches"], own["room_from"] = batches

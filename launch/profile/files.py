@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.reading.files import write_whole
 from conf.schema.experiment import Engine, EngineKind, Experiment
 from fasop.costs.hardware import NodeKind
@@ -55,11 +55,8 @@ def check_engine(name: str, engine: Engine) -> None:
 
 
 def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
-    """Both together; what is of the same sizes and number format is the new one's.
-
-    Raises:
-        LaunchError: they are of different types of GPU, or of different models under one name.
-    """
+    """Both together; what is of the same sizes and number format is the new one's. Raises LaunchError: they are of
+    different types of GPU, or of different models under one name."""
     if old.gpu != new.gpu:
         raise LaunchError(
             f"add=true: the profile is for gpu {old.gpu}, but the new measurements are for {new.gpu}; choose another "
@@ -79,7 +76,7 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
     again = {one.name for one in new.collectives}
     tried = {(one.model, one.precision) for one in new.room}
     costs = [*(one for one in old.costs if str(one) not in measured), *new.costs]
-    try:
+    with reworded(ConfigError, "add=true: combined with the existing profile: ", of=ConfigError):
         return replace(
             new,
             engine=old.engine,
@@ -98,8 +95,6 @@ def added(old: LayerProfile, new: LayerProfile) -> LayerProfile:
             within=_together(old.within, new.within),
             between=_together(old.between, new.between),
         )
-    except ConfigError as error:
-        raise ConfigError(f"add=true: combined with the existing profile: {error}") from error
 
 
 def _in_words(model: Shape | Module) -> str:
@@ -118,11 +113,8 @@ def graph_paths(file: Path, gpus: Sequence[str]) -> dict[str, Path]:
 
 
 def write_graphs(file: Path, experiment: Experiment, profiles: Mapping[str, LayerProfile]) -> list[Path]:
-    """Writes the graphs, with the times of the largest micro-batch that was measured.
-
-    Raises:
-        OutputError: a file cannot be written.
-    """
+    """Writes the graphs, with the times of the largest micro-batch that was measured. Raises OutputError: a file cannot
+    be written."""
     written = graph_paths(file, [*profiles])
     for gpu, profile in profiles.items():
         write_whole(written[gpu], graph_text(graph_of(*_of(experiment, gpu, profile))))

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.reading.files import write_whole
 from conf.visible import plural
 from fasop.costs.profiles.files import name_of, profile_path, read_profile
@@ -40,10 +40,8 @@ def main(arguments: Arguments, comment: str) -> int:
 
 
 def _read(name: str) -> LayerProfile:
-    try:
+    with reworded(LaunchError, f"profile={name}: ", of=ConfigError):
         return read_profile(name)
-    except ConfigError as error:
-        raise LaunchError(f"profile={name}: {error}") from error
 
 
 def _import(public: PublicFolders, wanted: str, arguments: Arguments, comment: str) -> None:
@@ -97,10 +95,8 @@ def _export(public: PublicFolders, root: Path) -> None:
             + "; nothing was written; choose another folder"
         )
     for file, content in files.items():
-        try:
+        with reworded(LaunchError, f"export={root}: cannot create {file.parent}: "):
             file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise LaunchError(f"export={root}: cannot create {file.parent}: {error.strerror}") from error
         write_whole(file, content)
     print(f"written: {plural(len(files), 'file')} in {root}")
     if (what := lacking(public)) is not None:

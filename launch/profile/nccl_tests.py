@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conf.compose import compose_unchecked, to_object
+from conf.errors import reworded
 from conf.schema.experiment import Cluster, Gpu
 from conf.visible import plural
 from fasop.costs.network.collectives import Exchange
@@ -136,15 +137,9 @@ def _begun_with(arguments: Arguments, device: str) -> tuple[Gpu, LayerProfile | 
 
 
 def read(file: Path) -> list[Measured]:
-    """All runs in a file.
-
-    Raises:
-        LaunchError: it cannot be read, or has none.
-    """
-    try:
+    """All runs in a file. Raises LaunchError: it cannot be read, or has none."""
+    with reworded(LaunchError, f"nccl_tests={file} cannot be read: "):
         text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise LaunchError(f"nccl_tests={file} cannot be read: {error.strerror}") from error
     runs = [run for run in runs_in(text.splitlines(), file.name) if run.us_by_bytes]
     if not runs:
         raise LaunchError(

@@ -39,11 +39,7 @@ OFF = 0.2
 
 def measured_table(found: Found) -> Table:
     """Returns the links by row and column: medians of several pairs of nodes; of other numbers of ranks, of those that
-    have most.
-
-    Raises:
-        LaunchError: times do not grow with the size.
-    """
+    have most. Raises LaunchError: times do not grow with the size."""
     node_of = {rank: node for node, (_, ranks) in enumerate(found.nodes) for rank in ranks}
     times: dict[tuple[str, str], dict[int, list[Mapping[str, float]]]] = defaultdict(lambda: defaultdict(list))
     for rank, content in found.ranks.items():
@@ -61,10 +57,7 @@ def measured_table(found: Found) -> Table:
 
 def entry(us_by_bytes: Mapping[int, float], sharing: int) -> dict[str, Any]:
     """One bandwidth, if it explains the times of large messages while `sharing` ranks of a node sent, or else points.
-
-    Raises:
-        LaunchError: times do not grow with the size.
-    """
+    Raises LaunchError: times do not grow with the size."""
     latency, slope = fit(us_by_bytes)
     off = max((abs(latency + size * slope - us) / us for size, us in us_by_bytes.items() if size >= LARGE), default=0.0)
     first = us_by_bytes[min(us_by_bytes)]

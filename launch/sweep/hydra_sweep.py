@@ -64,11 +64,7 @@ class SweepLoader(ConfigLoaderImpl):
         return master_config
 
     def combination(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """What Hydra composes of these.
-
-        Raises:
-            HydraException: it cannot be composed.
-        """
+        """What Hydra composes of these. Raises HydraException: it cannot be composed."""
         try:
             overrides = OverridesParser.create().parse_overrides(sweep_overrides)
             values = [override for override in overrides if self._is_value(override)]

@@ -27,11 +27,7 @@ MORE = "(--full shows every rank, the commands of every node, and plan.json)"
 
 def report_single(outcomes: Sequence[Outcome], full: bool = False) -> int:
     """The verdict of the run, or its dry run, maybe in full. Without outcome Hydra itself has answered, for example to
-    --cfg.
-
-    Raises:
-        TdppError: the run could not be started.
-    """
+    --cfg. Raises TdppError: the run could not be started."""
     code = 0
     for outcome in outcomes:
         if outcome.dry_run is not None:
@@ -129,11 +125,8 @@ class NoValue(LaunchError):
 
 
 def value_of(outcome: Outcome, metric: str) -> float:
-    """Waits until the run is over.
-
-    Raises:
-        NoValue: there is no run, it has not succeeded, or it did not log the metric.
-    """
+    """Waits until the run is over. Raises NoValue: there is no run, it has not succeeded, or it did not log the
+    metric."""
     run = outcome.run
     if run is None:
         raise NoValue(f"a combination has no {metric}, because its run was not started")

@@ -66,11 +66,8 @@ class Outcome:
 
 
 def counts_as_done(seen: Observation) -> bool:
-    """Whether a run need not be started again: it has succeeded, or is still in the queue or running.
-
-    Raises:
-        LaunchError: nobody knows.
-    """
+    """Whether a run need not be started again: it has succeeded, or is still in the queue or running. Raises
+    LaunchError: nobody knows."""
     verdict = decide(seen)
     if verdict.state is State.unknown:
         raise LaunchError(f"skip_existing=true: it is unknown whether {seen.plan.run} still runs: {verdict.reason}")
@@ -187,11 +184,8 @@ def _is_run_of(run: RunDir, experiment: Experiment) -> bool:
 
 
 def confirm(experiments: Sequence[Experiment]) -> None:
-    """Tells the GPU-hours of all that is to be submitted; asks for consent where they are many.
-
-    Raises:
-        LaunchError: consent is refused, or nobody is there to give it.
-    """
+    """Tells the GPU-hours of all that is to be submitted; asks for consent where they are many. Raises LaunchError:
+    consent is refused, or nobody is there to give it."""
     hours = budget(experiments)
     if hours is not None:
         print(hours, file=sys.stderr, flush=True)

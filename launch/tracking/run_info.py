@@ -69,9 +69,7 @@ class Subject:
             iterations=plan.train.iterations,
             launched_unix=run.launched_unix,
             scale=Scale(
-                tokens_per_sample=plan.model.tokens or 0,
-                price_per_hour=price,
-                log_interval=plan.train.log_interval,
+                tokens_per_sample=plan.model.tokens or 0, price_per_hour=price, log_interval=plan.train.log_interval
             ),
         )
 

@@ -45,11 +45,7 @@ class Series(Protocol):
 
 
 def write(kind: Tracker, run: RunDir, lines: Iterable[Mapping[str, Any]]) -> str:
-    """Writes all lines of a run; returns where to look.
-
-    Raises:
-        LaunchError: the run's own writer is at work.
-    """
+    """Writes all lines of a run; returns where to look. Raises LaunchError: the run's own writer is at work."""
     subject = Subject.of(run)
     with _alone(run, kind, wait_s=0.0):
         series = _opened(kind, subject)

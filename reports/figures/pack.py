@@ -35,11 +35,7 @@ class Packed:
 
 
 def pack(columns: Mapping[str, NDArray[Any]]) -> Packed:
-    """Packs columns of integers.
-
-    Raises:
-        ValueError: a value needs more than 53 bits with its sign.
-    """
+    """Packs columns of integers. Raises ValueError: a value needs more than 53 bits with its sign."""
     layout, planes = [], []
     for name, column in columns.items():
         values = np.ascontiguousarray(column, "<i8")

@@ -100,11 +100,7 @@ _COPY = '<button type="button" class="copy" aria-live="polite"{value}>{label}</b
 
 
 def table(
-    head: Sequence[str],
-    rows: Iterable[Row],
-    *,
-    kind: str = "",
-    row_attributes: Iterable[str] = repeat(""),
+    head: Sequence[str], rows: Iterable[Row], *, kind: str = "", row_attributes: Iterable[str] = repeat("")
 ) -> str:
     """A table; what is not a Cell is plain text. A column in which no row has anything is left out.
 

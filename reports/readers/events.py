@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.run_folder.json_values import Count, Rule, typed
 from conf.run_folder.run_files import parse_json, read_bytes
 from conf.visible import numbered
@@ -200,11 +200,14 @@ class _Header:
 
 def _header(path: Path, content: bytes) -> tuple[_Header, int]:
     """The header of a file and the offset of its first record."""
-    try:
+    with reworded(
+        ReportError,
+        f"{path}: expected a JSON header after the first 12 bytes, found none (",
+        ")",
+        of=(struct.error, ValueError, RunFolderError),
+    ):
         text, start = header_of(content)
         header = parse_json(text.decode(), "its content")
-    except (struct.error, ValueError, RunFolderError) as error:
-        raise ReportError(f"{path}: expected a JSON header after the first 12 bytes, found none ({error})") from error
     found = header.get("version") if isinstance(header, dict) else header
     if found != VERSION:
         raise ReportError(f"{path}: expected an event file of version {VERSION}, found version {found!r}")

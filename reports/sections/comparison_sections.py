@@ -168,12 +168,7 @@ def traffic_section(runs: Sequence[Compared]) -> str:
     kinds = [kind for kind in TRAFFIC if any(kind in sent.by_kind for _, sent in counted)]
     largest = max(sent.total for _, sent in counted)
     rows: list[Row] = [
-        (
-            Cell(link),
-            *(size(sent.by_kind.get(kind, 0.0)) for kind in kinds),
-            _bar(sent, largest),
-            size(sent.most),
-        )
+        (Cell(link), *(size(sent.by_kind.get(kind, 0.0)) for kind in kinds), _bar(sent, largest), size(sent.most))
         for link, sent in counted
     ]
     head = ("run", *(kind.replace("_", "-") for kind in kinds), "all", "most of a rank")

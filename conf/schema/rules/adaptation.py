@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.schema.adapt import NOW, Adapt, By, Elastic, Rule
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, ExecutorKind, Het, Rehearse
@@ -19,11 +19,7 @@ from megatron_ext.contract.schedule.schedules import OF_ANY_COUNT
 
 
 def check(adapt: Adapt, parallel: Parallel, train: Train, engine: Engine, executor: Executor) -> None:
-    """Whether the experiment of these parts can adapt as it is to.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Whether the experiment of these parts can adapt as it is to. Raises ConfigError: it cannot."""
     _check_plan(adapt, parallel, train)
     rule = adapt.rule
     if adapt.on and engine.kind is not EngineKind.tdpp:
@@ -106,10 +102,8 @@ def _check_batch(adapt: Adapt, parallel: Parallel, train: Train) -> None:
             f"parallel.global_batch_size={batch} is a single micro-batch of {size}, but adapt.rule={adapt.rule} "
             f"compares the gradients of the halves of a batch, so it needs at least two micro-batches; use {smaller}"
         )
-    try:
+    with reworded(ConfigError, f"adapt.upper={upper} is too small: ", "; use a larger one", of=ValueError):
         BatchRange.between(lower, upper, parallel.micro_batch_size, parallel.data)
-    except ValueError as error:
-        raise ConfigError(f"adapt.upper={upper} is too small: {error}; use a larger one") from error
     if train.epochs is None and train.samples is None:
         raise ConfigError(
             f"train.iterations={train.iterations} cannot set the length of a training whose batch adapts "

@@ -178,10 +178,7 @@ def check_tensor_groups(
     parallel: Parallel, model: Model, cluster: Cluster, groups: Sequence[str], ranks_per_node: Sequence[int]
 ) -> None:
     """Whether tensor groups share layers evenly, and each lies inside one of the nodes, which are of these `groups`.
-
-    Raises:
-        ConfigError: they do not.
-    """
+    Raises ConfigError: they do not."""
     if model.measured and not model.traits.shares_layers:
         return
     for tensor in dict.fromkeys(parallel.layout.tensors):
@@ -254,11 +251,8 @@ SCHEDULE = f"parallel.schedule={PIPEDREAM}"
 
 
 def check_pipedream(partition: Partition, model: Model) -> None:
-    """Whether such a model can be trained in this way, on stages that hold these layers.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Whether such a model can be trained in this way, on stages that hold these layers. Raises ConfigError: it
+    cannot."""
     layers = partition.layers
     held_by_ends = () if model.measured else (0, len(layers) - 1)
     for stage, count in enumerate(layers):

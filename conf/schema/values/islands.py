@@ -53,11 +53,8 @@ def check_with_own_plans(get: Get) -> None:
 
 
 def own_plans(plan: Plan, sizes: Sequence[int]) -> tuple[Plan, ...]:
-    """The plan of each island, which has so many replicas, with its part of the batch; `plan` is that of all.
-
-    Raises:
-        ConfigError: there are values for more or fewer islands, or those of an island break a rule.
-    """
+    """The plan of each island, which has so many replicas, with its part of the batch; `plan` is that of all. Raises
+    ConfigError: there are values for more or fewer islands, or those of an island break a rule."""
     given = dict[str, list[str]]()
     for key in BY_ISLANDS:
         value = getattr(plan, key)

@@ -37,11 +37,7 @@ class PairLink:
 
 
 def pairs(links: Mapping[str, Any], groups: Collection[str]) -> dict[tuple[str, str], PairLink]:
-    """The table, by row and column.
-
-    Raises:
-        ConfigError: it is none for these groups.
-    """
+    """The table, by row and column. Raises ConfigError: it is none for these groups."""
     found = {}
     for row, columns in links.items():
         check_group(f"{KEY}.{row}", row, groups)
@@ -58,11 +54,7 @@ def pairs(links: Mapping[str, Any], groups: Collection[str]) -> dict[tuple[str, 
 
 
 def from_file(name: str) -> dict[str, Any]:
-    """The table in a YAML file, unchecked: its keys are the rows.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """The table in a YAML file, unchecked: its keys are the rows. Raises ConfigError: it cannot be read."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import groupby
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.visible import plural
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.parallel_config import MOST_RANKS
@@ -152,11 +152,8 @@ class NodeOrder:
 
 
 def numbers_in(text: str) -> tuple[int, ...]:
-    """Whole numbers from 1 on, joined by dashes, with `*N` for a run of N: `3-1`, `3*4-1*4`.
-
-    Raises:
-        ValueError: what is wrong, in words.
-    """
+    """Whole numbers from 1 on, joined by dashes, with `*N` for a run of N: `3-1`, `3*4-1*4`. Raises ValueError: what is
+    wrong, in words."""
     numbers: list[int] = []
     for item in text.split("-"):
         match = re.fullmatch(r"\s*([1-9][0-9]{0,5})\s*(?:\*\s*([1-9][0-9]{0,5}))?\s*", item)
@@ -170,10 +167,7 @@ def numbers_in(text: str) -> tuple[int, ...]:
 
 def stages_in(text: str, item: str) -> tuple[str, ...]:
     """Values by stage, each of the regular expression `item`, joined by dashes, with `*N` for a run of N: `3*2-1`.
-
-    Raises:
-        ValueError: what is wrong, in words.
-    """
+    Raises ValueError: what is wrong, in words."""
     found: list[str] = []
     for one in text.split("-"):
         match = re.fullmatch(rf"\s*({item})\s*(?:\*\s*([1-9][0-9]{{0,5}}))?\s*", one)
@@ -205,11 +199,8 @@ MOST = 64
 
 
 def by_replica(text: str | None, replicas: int) -> tuple[int, ...]:
-    """The streams of each replica; where they are still to be chosen, 1 each.
-
-    Raises:
-        ConfigError: the text does not say that.
-    """
+    """The streams of each replica; where they are still to be chosen, 1 each. Raises ConfigError: the text does not say
+    that."""
     try:
         numbers = (1,) if text is None or text == AUTO else numbers_in(text)
     except ValueError:
@@ -230,11 +221,7 @@ def by_replica(text: str | None, replicas: int) -> tuple[int, ...]:
 
 
 def check_depth(stream: Stream) -> None:
-    """Whether a stream comes to its end, and meets the weights that it is to meet.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Whether a stream comes to its end, and meets the weights that it is to meet. Raises ConfigError: it does not."""
     stages = range(len(stream.replicas))
     depth = "" if stream.depth is None else "-".join(map(str, stream.depth))
     if stream.depth is not None and len(stream.depth) != len(stages):
@@ -252,20 +239,17 @@ def check_depth(stream: Stream) -> None:
     if stream.depth is None:  # proved for all by tests
         return
     usual = "-".join(str(replace(stream, depth=None).ahead(stage)) for stage in stages)
-    try:
+    with reworded(
+        ConfigError,
+        f"parallel.depth={depth} would deadlock (",
+        f"); use parallel.depth={usual}, or less on later stages",
+        of=EngineError,
+    ):
         prove(stream, 2 * stream.in_flight + 2 * stream.period)
-    except EngineError as error:
-        raise ConfigError(
-            f"parallel.depth={depth} would deadlock ({error}); use parallel.depth={usual}, or less on later stages"
-        ) from error
 
 
 def depth_in(text: str) -> tuple[int, ...]:
-    """The forward passes that each stage takes ahead.
-
-    Raises:
-        ConfigError: the text does not say that.
-    """
+    """The forward passes that each stage takes ahead. Raises ConfigError: the text does not say that."""
     if not re.fullmatch(r"[0-9]{1,4}(-[0-9]{1,4})*", text):
         raise ConfigError(
             f"parallel.depth={text!r} is not a depth: join each stage's number of forward passes before its first "

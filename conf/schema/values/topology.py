@@ -35,11 +35,7 @@ class Uplink(NamedTuple):
 
 
 def uplinks(topology: Mapping[str, Leaf], groups: Collection[str]) -> dict[str, Uplink]:
-    """The uplink of each group that hangs on a leaf.
-
-    Raises:
-        ConfigError: the topology is none for these groups.
-    """
+    """The uplink of each group that hangs on a leaf. Raises ConfigError: the topology is none for these groups."""
     found = dict[str, Uplink]()
     for name, leaf in topology.items():
         key = f"{KEY}.{name}"

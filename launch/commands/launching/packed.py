@@ -99,11 +99,8 @@ def packed(
 def with_words(
     combinations: Sequence[Combination], words: Sequence[Sequence[str]], folders: Sequence[str], hosts: Known
 ) -> list[Combination]:
-    """The combinations of a sweep that was packed before, with the plans that they got then.
-
-    Raises:
-        LaunchError: the sweep had other combinations.
-    """
+    """The combinations of a sweep that was packed before, with the plans that they got then. Raises LaunchError: the
+    sweep had other combinations."""
     if len(words) != len(combinations):
         raise LaunchError(
             f"resume= packs nothing anew: {plural(len(words), 'combination')} had been packed, and now there are "

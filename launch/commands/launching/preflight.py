@@ -10,7 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from conf.blocks_of_module import asked_of, blocks_of, can_look, digest_of, samples_of_module
-from conf.errors import TdppError
+from conf.errors import TdppError, reworded
 from conf.schema.adapt import Rule
 from conf.schema.experiment import ContainerKind, ExecutorKind, Experiment, Rehearse
 from conf.schema.train import LrPolicy, Train
@@ -49,17 +49,15 @@ def _check_evaluation(experiment: Experiment) -> None:
     train, model = experiment.train, experiment.model
     if train.eval_interval is None or not readable(experiment):
         return
-    try:
+    with reworded(
+        LaunchError,
+        f"train.eval_interval={train.eval_interval} evaluates on the {SPLIT} split, which is unusable: ",
+        of=TdppError,
+    ):
         count = samples_in_split(experiment, SPLIT)
-    except TdppError as error:
-        raise LaunchError(
-            f"train.eval_interval={train.eval_interval} evaluates on the {SPLIT} split, which is unusable: {error}"
-        ) from error
     if model.traits.translates and names_metric(BLEU, train.until, train.best):
-        try:
+        with reworded(LaunchError, f"train.{'until' if train.until else 'best'}: ", of=EngineError):
             held_out(os.path.abspath(experiment.data.prefix), SPLIT)  # noqa: PTH100  (as in the plan)
-        except EngineError as error:
-            raise LaunchError(f"train.{'until' if train.until else 'best'}: {error}") from error
     if count is None and train.eval_iterations is None:
         data = f"of model.code={model.code}" if model.traits.user_code else "of a blend"
         data = f"of model.family={model.family}" if model.traits.masks else data
@@ -108,12 +106,13 @@ def preflight(experiment: Experiment) -> Sequence[str]:
             doubts = [*doubts, text]
     if parallel.schedule_file is not None:
         path = Path(parallel.schedule_file)
-        try:
+        with reworded(
+            LaunchError,
+            "parallel.schedule_file=",
+            "; 'python -m megatron_ext.schedule' prints those that have a name",
+            of=EngineError,
+        ):
             schedule_check.read(path, parallel.pipeline, parallel.chunks, parallel.micro_batches)
-        except EngineError as error:
-            raise LaunchError(
-                f"parallel.schedule_file={error}; 'python -m megatron_ext.schedule' prints those that have a name"
-            ) from error
     count = parallel.global_batch_size // parallel.micro_batch_size
     if parallel.stream is not None:
         prove(parallel.stream, min((train.iterations or _MOST_PROVED) * count, _MOST_PROVED))
@@ -172,10 +171,7 @@ def check_start(plan: Plan) -> None:
 
 def with_length(experiment: Experiment) -> Experiment:
     """The same experiment with its iterations; where it goes on from a checkpoint, from the one that is the newest now.
-
-    Raises:
-        TdppError: the data do not say how many samples an epoch has, or nothing is left to train.
-    """
+    Raises TdppError: the data do not say how many samples an epoch has, or nothing is left to train."""
     experiment = _with_intervals(experiment)
     from megatron_ext.checkpoints import meta
     from megatron_ext.data.samples import BEGINNING
@@ -237,10 +233,7 @@ def data_there(experiment: Experiment) -> bool:
 
 def samples_in_split(experiment: Experiment, split: str) -> int | None:
     """How many samples a split has before any of them comes again; None where no number says that, as of a blend.
-
-    Raises:
-        TdppError: the split cannot be used, or has no sample.
-    """
+    Raises TdppError: the split cannot be used, or has no sample."""
     if experiment.model.traits.user_code:
         return samples_of_module(asked_of(experiment), split)
     from data_prep import training
@@ -276,12 +269,8 @@ CHECK = "megatron_ext.check"
 
 
 def check_model(experiment: Experiment) -> list[str]:
-    """Returns what only the ranks can tell.
-
-    Raises:
-        TdppError: transformers has no such model, or tdpp cannot train it in this layout, with these adapters, or with
-            packed documents.
-    """
+    """Returns what only the ranks can tell. Raises TdppError: transformers has no such model, or tdpp cannot train it
+    in this layout, with these adapters, or with packed documents."""
     model, parallel, train = experiment.model, experiment.parallel, experiment.train
     if model.config is None:
         return []

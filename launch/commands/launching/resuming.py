@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.compose import read_experiment
-from conf.errors import RunFolderError
+from conf.errors import RunFolderError, reworded
 from conf.reading.values import parse_key_values, path
 from conf.run_folder.json_values import typed
 from conf.run_folder.run_files import parse_json, read_text
@@ -41,11 +41,8 @@ class SweepWords:
 
 
 def resumed(argv: Sequence[str], of_run: Callable[[RunDir], int], of_sweep: Callable[[SweepWords], int]) -> int:
-    """Has the run or the sweep that is meant go on; `of_sweep` gets what was typed for the sweep.
-
-    Raises:
-        TdppError: there is none, or other words are given.
-    """
+    """Has the run or the sweep that is meant go on; `of_sweep` gets what was typed for the sweep. Raises TdppError:
+    there is none, or other words are given."""
     wanted, runs_dir = named_run(
         argv,
         RESUME,
@@ -97,10 +94,10 @@ def _words(sweep: Path) -> SweepWords:
             f"resume={sweep}: {WORDS} is not there, for the sweep is of an earlier version of tdpp; type its command "
             "again with skip_existing=true"
         )
-    try:
+    with reworded(
+        LaunchError, f"resume={sweep}: ", "; type the sweep's command again with skip_existing=true", of=RunFolderError
+    ):
         found = typed(SweepWords, parse_json(read_own_file(file).decode(errors="replace"), str(file)), str(file))
-    except RunFolderError as error:
-        raise LaunchError(f"resume={sweep}: {error}; type the sweep's command again with skip_existing=true") from error
     if any(word.startswith(SWEEPER) for word in found.words):
         raise LaunchError(
             f"resume={sweep}: its sweeper chooses each combination by the results before, and would choose anew; "
@@ -115,11 +112,7 @@ REPRODUCE = "reproduce="
 
 
 def run_to_reproduce(argv: Sequence[str]) -> RunDir:
-    """Returns the run that is meant.
-
-    Raises:
-        TdppError: there is none, or other words are given.
-    """
+    """Returns the run that is meant. Raises TdppError: there is none, or other words are given."""
     wanted, runs_dir = named_run(
         argv,
         REPRODUCE,
@@ -131,11 +124,8 @@ def run_to_reproduce(argv: Sequence[str]) -> RunDir:
 
 
 def configuration_of(run: RunDir) -> tuple[Experiment, tuple[str, ...]]:
-    """Returns what a run was configured to do, with the code that it kept, and the words that were typed for it.
-
-    Raises:
-        TdppError: it cannot be read, is not this user's own, or its code is not there as it was.
-    """
+    """Returns what a run was configured to do, with the code that it kept, and the words that were typed for it. Raises
+    TdppError: it cannot be read, is not this user's own, or its code is not there as it was."""
     require_own_file(run.config)
     experiment = replace(read_experiment(run.config), skip_existing=False, dry_run=False)
     experiment = replace(experiment, executor=replace(experiment.executor, after=None))

@@ -180,11 +180,8 @@ def export(
     model: ModelConfig | None = None,
     partition: Sequence[int] | None = None,
 ) -> None:
-    """Writes the files, and says which.
-
-    Raises:
-        SearchError: there are some of another division, or they cannot be written.
-    """
+    """Writes the files, and says which. Raises SearchError: there are some of another division, or they cannot be
+    written."""
     from fasop.graphs.graph_text import graph_text
 
     replicas = replicas_of(division)

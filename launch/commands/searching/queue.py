@@ -66,11 +66,8 @@ class Choice:
 
 
 def rank_by_end(inputs: Inputs, args: Arguments) -> list[Choice]:
-    """The best plan for each time at which it could start, the training that ends first first.
-
-    Raises:
-        SearchError: the length of the training is not known, or Slurm gives no start.
-    """
+    """The best plan for each time at which it could start, the training that ends first first. Raises SearchError: the
+    length of the training is not known, or Slurm gives no start."""
     from fasop.search.run import best_plans
 
     if inputs.executor.kind is not ExecutorKind.slurm:

@@ -47,11 +47,8 @@ def weight_sync(given: Overlap, cluster: Cluster) -> WeightSync:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the best solution.
-
-    Raises:
-        SearchError: a word or a file cannot be read, or the batch cannot be shared out.
-    """
+    """Prints the best solution. Raises SearchError: a word or a file cannot be read, or the batch cannot be shared
+    out."""
     from fasop.shares.adaptive_keys import adaptive_words
     from fasop.shares.json_files import of_word
     from fasop.shares.performance import WeightSync

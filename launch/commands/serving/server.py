@@ -16,7 +16,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from conf.errors import TdppError
+from conf.errors import TdppError, reworded
 from launch.commands.serving.library import Library
 from launch.errors import LaunchError
 from reports.figures.page import page
@@ -127,12 +127,10 @@ class Server(ThreadingHTTPServer):
     def __init__(self, library: Library, port: int) -> None:
         self.library = library
         self.token = secrets.token_urlsafe(24)
-        try:
+        with reworded(
+            LaunchError, f"--port {port}: not available (", "); give another port, or --port 0 for a free one"
+        ):
             super().__init__((HOST, port), _Handler)
-        except OSError as error:
-            raise LaunchError(
-                f"--port {port}: not available ({error.strerror}); give another port, or --port 0 for a free one"
-            ) from error
 
     @property
     def address(self) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.reading.values import NoValue, Reader, above_0, name_of, not_negative, one_of, parse_key_values, path, whole
 from conf.schema.values.partition import NodeOrder
 from fasop.errors import SearchError
@@ -40,11 +40,8 @@ class Arguments:
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Takes the command's own words out of the others.
-
-    Raises:
-        SearchError: a word has no such value, or no meaning beside another one.
-    """
+    """Takes the command's own words out of the others. Raises SearchError: a word has no such value, or no meaning
+    beside another one."""
     own, overrides = parse_key_values([word for word in argv if word != "--json"], WORDS, SearchError)
     chooses = "elastic" in own or any(word.startswith("elastic.by=") for word in overrides)
     if "restart_s" in own and not chooses:
@@ -63,10 +60,8 @@ def _noise(text: str) -> str:
 
 
 def _nodes(text: str) -> tuple[NodeOrder, ...]:
-    try:
+    with reworded(NoValue, "must be sets of nodes, joined by commas, such as hgx+gpu2*7,gpu2*4: ", of=ConfigError):
         return tuple(dict.fromkeys(NodeOrder.parse(one) for one in text.split(",")))
-    except ConfigError as error:
-        raise NoValue(f"must be sets of nodes, joined by commas, such as hgx+gpu2*7,gpu2*4: {error}") from error
 
 
 def _goal(text: str) -> str:

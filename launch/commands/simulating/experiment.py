@@ -40,11 +40,8 @@ class Simulated:
 
 
 def simulated(args: Arguments) -> Simulated:
-    """What `tdpp launch` would train, and on which nodes it could.
-
-    Raises:
-        TdppError: it cannot be composed, or its times are not known.
-    """
+    """What `tdpp launch` would train, and on which nodes it could. Raises TdppError: it cannot be composed, or its
+    times are not known."""
     from fasop.costs.profiles.by_name import with_profile
 
     cfg = compose_unchecked(args.overrides)

@@ -15,26 +15,15 @@ from fasop.shares.json_files import of_word
 from fasop.shares.public_files import read_adaptation, read_cluster
 from fasop.trainings.node_set import orders
 from fasop.trainings.play import Training
-from fasop.trainings.public_nodes import (
-    kinds_of,
-    node_sets,
-    sizes_with,
-    step,
-    streams_by_server,
-    unit_of,
-    whole_order,
-)
+from fasop.trainings.public_nodes import kinds_of, node_sets, sizes_with, step, streams_by_server, unit_of, whole_order
 from launch.commands.searching.shares import Overlap, weight_sync
 from launch.commands.simulating.arguments import OF_PUBLIC, Arguments
 from launch.commands.simulating.experiment import Simulated
 
 
 def simulated(args: Arguments, file: Path) -> Simulated:
-    """What the configuration describes, with the keys of the command line in the place of its own.
-
-    Raises:
-        TdppError: a word or a file cannot be read, or the batch cannot be shared out.
-    """
+    """What the configuration describes, with the keys of the command line in the place of its own. Raises TdppError: a
+    word or a file cannot be read, or the batch cannot be shared out."""
     given, others = parse_key_values(args.overrides, OF_PUBLIC, SearchError)
     if strange := [word for word in others if not word.startswith("adapt.")]:
         raise SearchError(f"iidp={file} does not take {strange[0]}, only {', '.join(OF_PUBLIC)} and adapt.KEY")

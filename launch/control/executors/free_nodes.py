@@ -37,11 +37,8 @@ def expected_start(request: JobRequest, folder: Path) -> float:
 
 
 def free_now(experiment: Experiment) -> list[int]:
-    """The nodes that a run could have now, by node rank: of each group as many as Slurm would start at once.
-
-    Raises:
-        LaunchError: they are fewer than `elastic.min_nodes`, or Slurm does not answer.
-    """
+    """The nodes that a run could have now, by node rank: of each group as many as Slurm would start at once. Raises
+    LaunchError: they are fewer than `elastic.min_nodes`, or Slurm does not answer."""
     groups = experiment.node_order.groups
     found: list[int] = []
     with tempfile.TemporaryDirectory() as folder:

@@ -91,11 +91,8 @@ def _minor(version: str) -> list[str]:
 
 
 def start(experiment: Experiment, run: RunDir, token: str, settings: Callable[[int], NodeSettings]) -> None:
-    """Starts an agent on every host; jobs.json then names them.
-
-    Raises:
-        LaunchError: one cannot be started. Nothing of the run is left on any host then that can be reached.
-    """
+    """Starts an agent on every host; jobs.json then names them. Raises LaunchError: one cannot be started. Nothing of
+    the run is left on any host then that can be reached."""
     hosts = experiment.executor.reached
     jobs: list[dict[str, Any]] = [{"id": None, "nodes": [rank], "ssh": host.name} for rank, host in enumerate(hosts)]
 

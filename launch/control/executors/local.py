@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from conf.errors import reworded
 from conf.schema.executor import Executor
 from launch.errors import LaunchError
 from launch.machine import processes
@@ -32,13 +33,12 @@ def check_port(port: int | None, where: str = "this machine") -> None:
         return
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with reworded(
+            LaunchError,
+            f"executor.master_port={port} is not available on {where} (",
+            "); choose another port, or null for a free one",
+        ):
             probe.bind(("", port))
-        except OSError as error:
-            raise LaunchError(
-                f"executor.master_port={port} is not available on {where} ({error.strerror}); choose another "
-                "port, or null for a free one"
-            ) from error
 
 
 def warning_s(executor: Executor) -> int:
@@ -47,11 +47,8 @@ def warning_s(executor: Executor) -> int:
 
 
 def start(settings: NodeSettings, token: str, time_min: int) -> None:
-    """Starts the node agents, which outlive this process and its terminal; jobs.json then names their job.
-
-    Raises:
-        LaunchError: submitit could not start them. Nothing of them is left then.
-    """
+    """Starts the node agents, which outlive this process and its terminal; jobs.json then names their job. Raises
+    LaunchError: submitit could not start them. Nothing of them is left then."""
     run = settings.run
 
     def note(entry: dict[str, Any]) -> None:
@@ -66,12 +63,7 @@ def start(settings: NodeSettings, token: str, time_min: int) -> None:
 
 
 def start_agents(
-    settings: NodeSettings,
-    token: str,
-    time_min: int,
-    folder: Path,
-    role: str,
-    note: Callable[[dict[str, Any]], None],
+    settings: NodeSettings, token: str, time_min: int, folder: Path, role: str, note: Callable[[dict[str, Any]], None]
 ) -> None:
     """Starts the agents of some nodes here. What they print lies in `folder`, and what they are to do in a file of
     `role`. The process that has started them calls `note` with what jobs.json is to say of them.

@@ -106,11 +106,8 @@ def _srun(submission: Submission, request: JobRequest) -> str:
 
 
 def _steps(submission: Submission, request: JobRequest) -> str:
-    """A step on each node: srun ends a step on all its nodes if it cannot reach one, as one that has just died.
-
-    Raises:
-        LaunchError: a step of one node could not get its GPUs.
-    """
+    """A step on each node: srun ends a step on all its nodes if it cannot reach one, as one that has just died. Raises
+    LaunchError: a step of one node could not get its GPUs."""
     for part in request.components:
         if "gpus" in part.sbatch:
             raise LaunchError(

@@ -47,10 +47,7 @@ def faults(plan: Plan) -> Iterator[str]:
 
 def text(plan: Plan) -> str:
     """Returns YAML."""
-    options = {
-        **layout_options(plan.parallel, plan.partition.layers),
-        **precision_options(plan.training.precision),
-    }
+    options = {**layout_options(plan.parallel, plan.partition.layers), **precision_options(plan.training.precision)}
     system = {name: value for name, value in options.items() if name not in (*_OF_MESHES, *_OF_MODEL)}
     recompute = {name: system.pop(name) for name in [*system] if name.startswith("recompute-")}
     model = {**model_options(plan.training.model), **{name: options[name] for name in _OF_MODEL}}

@@ -59,11 +59,8 @@ ENGINE = "engine=megatron_core"
 
 
 def with_limits(name: ExportFormat, overrides: Sequence[str]) -> list[str]:
-    """Returns the words of a command line with those that keep its search to what a format can say.
-
-    Raises:
-        SearchError: a word asks for something else.
-    """
+    """Returns the words of a command line with those that keep its search to what a format can say. Raises SearchError:
+    a word asks for something else."""
     words = [*overrides]
     for key, value in (("engine", ENGINE.partition("=")[2]), *FORMATS[name].only.items()):
         given = [word for word in overrides if word.lstrip("+").partition("=")[0] in (key, f"{key}.kind")]
@@ -75,11 +72,8 @@ def with_limits(name: ExportFormat, overrides: Sequence[str]) -> list[str]:
 
 
 def limited(name: ExportFormat, inputs: Inputs) -> Inputs:
-    """Returns what is searched, without the sizes that a format cannot say for this model.
-
-    Raises:
-        SearchError: it cannot say the model or its precision at all.
-    """
+    """Returns what is searched, without the sizes that a format cannot say for this model. Raises SearchError: it
+    cannot say the model or its precision at all."""
     one, training, model = FORMATS[name], inputs.training, inputs.training.model
     others = ", ".join(other for other in FORMATS if other != name)
     if not model.traits.megatron_lm:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from conf.errors import reworded
 from conf.schema.experiment import Experiment, Parallel
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
@@ -42,16 +43,15 @@ def node_set_plans(experiment: Experiment, make_plan: MakePlan) -> list[NodeSetP
     Raises:
         SearchError: what an iteration takes is not known, or no set of the nodes has a plan.
     """
-    try:
+    with reworded(
+        SearchError,
+        "elastic.enabled=true with a replica's stages on several nodes needs a plan for the nodes that a loss leaves: ",
+        of=SearchError,
+    ):
         inputs = of_experiment(experiment)
         sets = [some for some in clusters(inputs.kinds) if _nodes(some) >= experiment.elastic.min_nodes]
         choices = replace(inputs.choices, micro_batch_size=(experiment.parallel.micro_batch_size,))
         found = best_of_sets(replace(inputs, choices=choices), sets[1 : MOST_SETS + 1], SEARCH_S)
-    except SearchError as error:
-        raise SearchError(
-            "elastic.enabled=true with a replica's stages on several nodes needs a plan for the nodes that a loss "
-            f"leaves: {error}"
-        ) from error
     own = _cut(make_plan, experiment, experiment.parallel, predict(experiment).iteration_s)
     others = [_cut(make_plan, experiment, replace(experiment.parallel, **_chosen(one)), one.total) for one in found]
     return [own, *others]

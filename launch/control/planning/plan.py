@@ -143,11 +143,8 @@ def make_plan(experiment: Experiment, run_name: str) -> Plan:
 
 
 def first_nodes(experiment: Experiment) -> Sequence[int]:
-    """The nodes that an elastic run starts on, by node rank.
-
-    Raises:
-        TdppError: `elastic.start` names none that it could start on.
-    """
+    """The nodes that an elastic run starts on, by node rank. Raises TdppError: `elastic.start` names none that it could
+    start on."""
     counts, elastic = experiment.ranks_per_node(), experiment.elastic
     if elastic.start == NOW:
         return free_now(experiment)
@@ -341,10 +338,7 @@ def _noise(experiment: Experiment) -> list[NoisePoint] | None:
 
 def code_digest(model: Model) -> str | None:
     """Returns the digest of the file of `code` or `config`, by which a run that goes on notices that it has changed.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    Raises ConfigError: it cannot be read."""
     return None if model.code is None and model.config is None else digest_of(model)
 
 

@@ -9,13 +9,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, reworded
 from conf.schema.experiment import Experiment
 from conf.visible import plural
 from fasop.errors import SearchError
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.adaptive.shares import overhead
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_regular
 from megatron_ext.contract.plan_parts import Choosing, Elastic, NodeCounts, RankTimes, TimesInStreams
 from megatron_ext.contract.schedule.iteration import SampleDivision, several
 
@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
 
 def elastic_of(experiment: Experiment, adapt: AdaptConfig | None) -> Elastic:
-    """What the plan of an elastic run says of its nodes. `adapt` is what the plan of all nodes says.
-
-    Raises:
-        TdppError: with `elastic.by`, what an iteration takes is not known.
-    """
+    """What the plan of an elastic run says of its nodes. `adapt` is what the plan of all nodes says. Raises TdppError:
+    with `elastic.by`, what an iteration takes is not known."""
     parallel, counts = experiment.parallel, experiment.ranks_per_node()
     prices = [experiment.cluster.groups[name].price_per_hour for name in experiment.node_order.groups]
     return Elastic(
@@ -46,23 +43,20 @@ def elastic_of(experiment: Experiment, adapt: AdaptConfig | None) -> Elastic:
 
 
 def traffic_price(experiment: Experiment) -> float | None:
-    """Dollars for what an iteration sends between groups of nodes; None where no link has a price.
-
-    Raises:
-        SearchError: the model is a module that no profile knows.
-    """
+    """Dollars for what an iteration sends between groups of nodes; None where no link has a price. Raises SearchError:
+    the model is a module that no profile knows."""
     columns = [entry for row in experiment.cluster.links.values() for entry in row.values()]
     if not any(entry.get("price_per_gb") for entry in columns):
         return None
     from fasop.search.traffic import dollars_per_step  # with numpy: no other launch needs it
     from fasop.simulation.predict import planned
 
-    try:
+    with reworded(
+        SearchError,
+        f"train.max_cost={experiment.train.max_cost:g} needs the bytes that pass links with a price_per_gb: ",
+        of=SearchError,
+    ):
         return dollars_per_step(planned(experiment))
-    except SearchError as error:
-        raise SearchError(
-            f"train.max_cost={experiment.train.max_cost:g} needs the bytes that pass links with a price_per_gb: {error}"
-        ) from error
 
 
 def _choosing(experiment: Experiment) -> Choosing | None:
@@ -78,10 +72,8 @@ def _choosing(experiment: Experiment) -> Choosing | None:
         assert train.samples is not None, "a launch counts them (launch.commands.launching.preflight)"
         assert train.epochs is not None, "checked by conf.schema.adapt"
         epoch = train.samples // train.epochs
-    try:
+    with reworded(SearchError, f"elastic.by={elastic.by} needs predicted times: ", of=SearchError):
         found, _ = node_sets(experiment, orders(own))
-    except SearchError as error:
-        raise SearchError(f"elastic.by={elastic.by} needs predicted times: {error}") from error
     times = {one.name: _times(one.nodes, experiment.parallel.micro_batch_size) for one in found}
     of_replica, _ = times[str(own)]
     firsts = accumulate((count // experiment.parallel.tensor_size for count in experiment.ranks_per_node()), initial=0)
@@ -108,16 +100,11 @@ def _times(nodes: Nodes, size: int) -> tuple[Sequence[float], float]:
 
 
 def started_on(path: str, ranks: Sequence[int], min_nodes: int) -> list[int]:
-    """The nodes that `elastic.start` names, by node rank; `ranks` are those of each node.
-
-    Raises:
-        ConfigError: the file is of another kind, or names what the plan does not have.
-    """
+    """The nodes that `elastic.start` names, by node rank; `ranks` are those of each node. Raises ConfigError: the file
+    is of another kind, or names what the plan does not have."""
     where = f"elastic.start={path}"
-    try:
+    with reworded(ConfigError, f"{where}: cannot be read as JSON: ", of=(OSError, ValueError, RecursionError)):
         found = json.loads(read_regular(Path(path)))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: cannot be read as JSON: {why(error)}") from error
     if not isinstance(found, dict) or not found:
         raise ConfigError(f'{where}: must be numbers of GPUs by node rank, such as {{"0": 4, "1": 4}}')
     nodes = []

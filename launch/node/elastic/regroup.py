@@ -148,11 +148,7 @@ class Company:
         return sum(name in line["nodes_before"] and name not in line["nodes"] for line in self._earlier())
 
     def next_plan(self) -> tuple[Start, Plan] | None:
-        """The next start and its plan, once there is one.
-
-        Raises:
-            LaunchError: there will be none.
-        """
+        """The next start and its plan, once there is one. Raises LaunchError: there will be none."""
         start = self._start.next
         if (made := _read(self._run, start)) is not None:
             self._show(made)
