@@ -16,7 +16,7 @@ from conf.run_folder import gpu_lines
 from conf.run_folder.run_files import read_part
 from conf.run_folder.rundir import RunDir
 from launch.control.notify import Notice, notify_end, send_once, settings_in
-from launch.files.owner import owner_of
+from launch.files.locks import owner_of
 from launch.files.run_files import Faults
 from launch.judge.alarms import alarms
 from launch.observe.iterations import SampleWait, iterations_in, lines_in

@@ -23,7 +23,7 @@ from launch.errors import LaunchError
 from launch.files.records import Start, Submitted
 from launch.machine import processes
 from launch.machine.provenance import path_of_agents
-from launch.node.elastic.claim import Claim, Replaced
+from launch.node.elastic.peer_status import Claim, Replaced
 from launch.node.elastic.regroup import newest, others_train
 from launch.node.node import NodeAgent
 from launch.node.settings import NodeSettings

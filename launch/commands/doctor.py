@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from conf.compose import compose_unchecked
 from conf.errors import TdppError
 from conf.reading.parser import Parser, option
 from conf.reading.values import above_0
-from conf.run_folder.gpu_lines import GpuEntry, entries
+from conf.run_folder.gpu_lines import entries
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Rehearse
 from conf.visible import plural
@@ -124,9 +125,13 @@ def _examine(
         run = submit(checkup, overrides, worker, for_itself=True)
     except TdppError as error:
         return None, [Check(Level.error, HERE, "jobs", str(error))]
+
+    def examining(seen: Observation) -> str:
+        return f"examining {plural(len(seen.nodes), 'node')}"
+
     checks = []
     with stopped_if_interrupted(run):
-        given_up = wait(run, wait_min, RUN_MIN, "--wait-min", _examining)
+        given_up = wait(run, wait_min, RUN_MIN, "--wait-min", examining)
         if given_up is not None:
             stop(run)
         seen = observe(run)
@@ -140,7 +145,7 @@ def _examine(
         groups=groups,
         cuda=plan.device == "cuda",
         nodes=read_findings(run),
-        readings={node.name: _readings(run.node_gpu(node.name)) for node in plan.nodes},
+        readings={node.name: entries(_text(run.node_gpu(node.name))) for node in plan.nodes},
         lost=_lost(run, seen),
         images={node.name: node.image for node in seen.nodes if node.image is not None},
         unseen=tuple(
@@ -172,14 +177,6 @@ def from_history(hosts: Sequence[Host], examined: Sequence[tuple[str, str | None
             )
         found += [f"{host.name} - {other}: {why}" for other, why in host.links.items() if other in names]
         yield from (Check(Level.warning, group, "history", text) for text in found)
-
-
-def _readings(path: Path) -> tuple[GpuEntry, ...]:
-    return entries(path.read_text(encoding="utf-8", errors="replace")) if path.exists() else ()
-
-
-def _examining(seen: Observation) -> str:
-    return f"examining {plural(len(seen.nodes), 'node')}"
 
 
 def _lost(run: RunDir, seen: Observation) -> dict[str, dict[str, str]]:
@@ -218,9 +215,12 @@ def _why_lost(
 
 def _last_words(paths: Sequence[Path]) -> str:
     """The last line that says why, to be put behind what happened; empty if there is none."""
-    there = [path.read_text(encoding="utf-8", errors="replace") for path in paths if path.exists()]
-    line = last_words("\n".join(there))
+    line = last_words("\n".join(map(_text, paths)))
     return f": {line}" if line else ""
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def _print_checks(checks: Sequence[Check], path: Path | None, as_json: bool) -> None:
@@ -231,10 +231,6 @@ def _print_checks(checks: Sequence[Check], path: Path | None, as_json: bool) -> 
     print_table(
         ("", "where", "check", "found"), [[check.level, check.where, check.what, check.text] for check in checks]
     )
-    counts = [_count(checks, level) for level in (Level.error, Level.warning)]
-    print(" and ".join(filter(None, counts)) or "everything is fine")
-
-
-def _count(checks: Sequence[Check], level: Level) -> str:
-    count = sum(check.level is level for check in checks)
-    return plural(count, level) if count else ""
+    counts = Counter(check.level for check in checks)
+    bad = [plural(counts[level], level) for level in (Level.error, Level.warning) if counts[level]]
+    print(" and ".join(bad) or "everything is fine")

@@ -16,8 +16,7 @@ from launch.commands.run_arguments import add_run, chosen_run
 from launch.control.notify import notify_end_if_possible
 from launch.control.stop import SAVE_S, is_at_work, is_over, save_first, stop
 from launch.errors import LaunchError
-from launch.files.locks import is_launching, launcher
-from launch.files.owner import name_of, owner_of
+from launch.files.locks import is_launching, launcher, name_of, owner_of
 from launch.judge.state import State, next_step, print_next, word_for
 from launch.judge.verdict import decide, verdict_on
 from launch.observe.look import observe

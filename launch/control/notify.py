@@ -25,8 +25,8 @@ from conf.run_folder.json_values import typed
 from conf.run_folder.run_files import parse_json
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
+from launch.files.locks import owner_of
 from launch.files.own_path import own_folder
-from launch.files.owner import owner_of
 from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.machine.processes import OF_A_RUN

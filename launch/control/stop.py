@@ -17,8 +17,7 @@ from conf.run_folder.rundir import RunDir
 from conf.visible import plural
 from launch.control.executors.parallel_ssh import end as end_on_hosts
 from launch.errors import LaunchError
-from launch.files.locks import is_launching
-from launch.files.owner import check_may_stop, owner_of
+from launch.files.locks import check_may_stop, is_launching, owner_of
 from launch.files.records import Submitted
 from launch.judge.state import State
 from launch.judge.verdict import verdict_without_plan

@@ -27,9 +27,8 @@ from launch.control.planning.checks import check, check_supported, profiler_of, 
 from launch.control.planning.plan import make_plan
 from launch.errors import LaunchError
 from launch.files.code_snapshot import Snapshot, keep_code
-from launch.files.locks import launching
+from launch.files.locks import check_may_resume, launching
 from launch.files.own_path import own_folder, require_own_file, require_place
-from launch.files.owner import check_may_resume
 from launch.files.records import Origin
 from launch.files.run_files import read_submitted
 from launch.judge.state import State

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from conf.errors import reworded
 from launch.errors import LaunchError
-from launch.files.owner import name_of
+from launch.files.locks import name_of
 
 MOST_LINKS = 40
 """In one path, as in Linux itself."""

@@ -17,7 +17,7 @@ from conf.errors import RunFolderError
 from conf.run_folder import gpu_lines
 from conf.run_folder.json_values import Count, Unix, typed
 from conf.run_folder.rundir import RunDir
-from launch.files.owner import owner_of
+from launch.files.locks import owner_of
 from launch.files.records import RestartRecord, Submitted
 from launch.files.run_files import Faults
 from launch.history.last_events import LastEvents, last_events, round_trip_ms

@@ -284,8 +284,9 @@ class Gpus:
             found = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses_v2, handle)
         if found is None:
             return None
+        sizes = ((process.pid, process.usedGpuMemory) for process in found)
         return tuple(
-            GpuProcess(pid=process.pid, memory_mib=_mib(process.usedGpuMemory), ours=None) for process in found
+            GpuProcess(pid=pid, memory_mib=None if size is None else size >> 20, ours=None) for pid, size in sizes
         )
 
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -300,10 +301,6 @@ class Gpus:
 
 def _watts(milliwatts: int | None) -> int | None:
     return None if milliwatts is None else round(milliwatts / 1000)
-
-
-def _mib(size: int | None) -> int | None:
-    return None if size is None else size >> 20
 
 
 def visible(gpus: Sequence[GpuSample], wanted: str | None) -> tuple[tuple[GpuSample, ...], str | None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch.errors import LaunchError
-from launch.files.owner import name_of, other_writers
+from launch.files.locks import name_of, other_writers
 from launch.machine.container_runtimes import RunContainer
 from megatron_ext.contract.files import write_atomic
 

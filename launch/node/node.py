@@ -22,10 +22,9 @@ from launch.files.records import BEAT_S, REQUEUED, NodeState, Start
 from launch.machine.container_runtimes import Command, SlurmStep
 from launch.machine.gpu_sampler import gpu_sampling
 from launch.node.container_setup import Setup
-from launch.node.elastic.claim import Claim
 from launch.node.elastic.elastic_node import TOLD_TO_END, ElasticNode
 from launch.node.elastic.joins import Joins, cancel_joins
-from launch.node.elastic.peer_status import PARKED
+from launch.node.elastic.peer_status import PARKED, Claim
 from launch.node.elastic.regroup import Company
 from launch.node.own_caches import with_own_caches
 from launch.node.peers import SILENCE_S, Finding, Peers, watched

@@ -9,8 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.files.locks import is_launching, launcher
-from launch.files.owner import owner_of
+from launch.files.locks import is_launching, launcher, owner_of
 from launch.files.records import JobRecord, NodeRecord
 from launch.files.run_files import read_submitted
 from launch.machine import slurm_commands

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
-from launch.files.owner import has_rights_of, owner_of
+from launch.files.locks import has_rights_of, owner_of
 from launch.files.records import JobRecord, NodeRecord, Origin, Start
 from launch.files.run_files import Faults, RunFiles
 from launch.machine import processes, slurm_commands

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
-from typing import TypeVar
 
 from conf.run_folder.gpu_lines import entries as gpu_entries
 from conf.run_folder.run_files import entries, read_text
 from conf.run_folder.rundir import RunDir
 from conf.visible import shortened
 from launch.errors import LaunchError
-from launch.files.owner import owner_of
+from launch.files.locks import owner_of
 from launch.files.records import REQUEUED, Goal, RestartRecord, SpentRecord, Start, StopRecord
 from launch.files.run_files import Faults, RunFiles, read_run_files, states_of
 from launch.machine import slurm_commands
@@ -39,7 +37,6 @@ GPU_TAIL_BYTES = 16 * 1024
 """How much of nodes/<node>.gpu is read: the last three readings of 16 GPUs, and more."""
 ACCOUNTING_S = 5.0
 """How long a look waits for Slurm's accounting to say why a waiting run is started again."""
-T = TypeVar("T")
 
 
 def observe(run: RunDir, now: float | None = None) -> Observation:
@@ -79,6 +76,7 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
     stands_still = bool(errors) or not log or now - log[-1].unix > STILL_S
     started = {node.name: node.started_unix for node in nodes if node.started_unix is not None}
     disk = os.statvfs(run.path)
+    spent = faults.tried(lambda: run.read(run.spent, SpentRecord), None) if plan.train.max_cost is not None else None
     return Observation(
         kind=RunKind.rehearsal if plan.rehearsal else RunKind(submitted.executor),
         launched_unix=run.launched_unix,
@@ -98,10 +96,10 @@ def finish_observation(before: RunFiles, answers: Answers, now: float | None = N
         restarted=_restart(run, start, jobs, now, faults),
         saved=_saved(run, faults),
         kept=_kept(plan, start, nodes, errors),
-        spent=_spent(run, faults) if plan.train.max_cost is not None else None,
+        spent=None if spent is None else spent.dollars,
         nodes=tuple(_with_stderr(run, node, errors, faults) for node in nodes),
         errors=tuple(sorted(errors, key=lambda error: error.unix)),
-        goal=_optional(run, run.goal, Goal, faults),
+        goal=faults.tried(lambda: run.read(run.goal, Goal), None),
         log=log,
         times=read_times(run.metrics, log),
         doings=read_doings(run, plan, started, faults) if stands_still else (),
@@ -150,19 +148,6 @@ def _is_read_only(run: RunDir) -> bool:
     except OSError as error:
         return error.errno == errno.EROFS
     return False
-
-
-def _optional(run: RunDir, path: Path, kind: type[T], faults: Faults) -> T | None:
-    """What a file says that only some runs have."""
-    try:
-        return faults.tried(lambda: run.read(path, kind), None)
-    except FileNotFoundError:
-        return None
-
-
-def _spent(run: RunDir, faults: Faults) -> float | None:
-    found = _optional(run, run.spent, SpentRecord, faults)
-    return None if found is None else found.dollars
 
 
 def _stop_unix(run: RunDir, faults: Faults) -> float | None:

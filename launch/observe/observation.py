@@ -192,7 +192,10 @@ class Observation:
 
         What was ended from outside may be started again by Slurm; that is not known before its job has ended.
         """
-        undecided = any(node.stopped and not node.reason and _lives(self.job_of(node)) for node in self.nodes)
+        undecided = any(
+            node.stopped and not node.reason and (job := self.job_of(node)) is not None and not job.over
+            for node in self.nodes
+        )
         return all(node.ended or not node.alive for node in self.nodes) and not undecided
 
     @property
@@ -222,7 +225,3 @@ class Observation:
         """`iterations` for people: where the batch adapts they are a bound while the run goes on."""
         open_ended = self.adapts and (self.goal is None or self.goal.ended_by == MAX_COST)
         return f"{'at most ' * open_ended}{self.iterations}"
-
-
-def _lives(job: Job | None) -> bool:
-    return job is not None and not job.over

@@ -23,7 +23,7 @@ from launch.control.planning.plan import code_digest
 from launch.control.planning.predictions import doubts
 from launch.control.submit import read_schedule, resume, start
 from launch.errors import LaunchError
-from launch.files.owner import owner_of
+from launch.files.locks import owner_of
 from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.machine.provenance import Source, read_source

@@ -20,7 +20,7 @@ from conf.schema.values.sbatch import EXCLUDE, KEYS
 from conf.visible import plural
 from launch.control.executors.sbatch import Component, JobRequest, Submission, job_requests, sbatch_text
 from launch.errors import LaunchError
-from launch.files.owner import owner_of
+from launch.files.locks import owner_of
 from launch.files.records import Start
 from launch.machine import slurm_commands
 from launch.machine.job_states import expanded

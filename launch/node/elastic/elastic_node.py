@@ -12,9 +12,8 @@ from conf.visible import plural
 from launch.errors import LaunchError
 from launch.files.records import NodeState, Start
 from launch.files.run_files import read_joins
-from launch.node.elastic.claim import Claim
 from launch.node.elastic.epochs import EpochEnds
-from launch.node.elastic.peer_status import REGROUPS
+from launch.node.elastic.peer_status import REGROUPS, Claim
 from launch.node.elastic.regroup import Company
 from launch.node.elastic.replan import replanned
 from launch.node.peers import Finding

@@ -21,8 +21,7 @@ from conf.visible import plural
 from launch.errors import LaunchError
 from launch.files.records import ChangeRecord, NodeRecord, Start
 from launch.files.run_files import planned_start
-from launch.node.elastic.claim import created
-from launch.node.elastic.peer_status import SILENCE_S, Fellow, Standing
+from launch.node.elastic.peer_status import SILENCE_S, Fellow, Standing, created
 from launch.node.elastic.replan import of_start, replanned, with_measured
 from launch.node.peers import Finding
 from megatron_ext.contract.files import json_line, write_atomic

@@ -13,7 +13,7 @@ import pytest
 
 from conf.run_folder.rundir import RunDir
 from launch.files.records import BEAT_S, NodeState, Start
-from launch.node.elastic.claim import QUIET_S, Claim, Replaced
+from launch.node.elastic.peer_status import QUIET_S, Claim, Replaced
 from tests.launch.node.elastic.test_runs import agent, decided, elastic, saved_and_ended, start, wait_until_training
 from tests.launch.node.elastic.test_runs import corpus as corpus
 from tests.support.launch import live
