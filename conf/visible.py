@@ -38,11 +38,8 @@ _TIMES = ((0.001, "ms", 1.0), (1.0, "s", 120.0), (60.0, "min", 7200.0), (3600.0,
 
 
 def span(seconds: float, digits: int = 1) -> str:
-    """A length of time in the unit that fits: `350 ms`, `9 s`, `12 min`, `3 h`, `5 days`.
-
-    Args:
-        digits: significant ones, such as 3 for `2.92 h`; those before the point are always shown.
-    """
+    """A length of time in the unit that fits: `350 ms`, `9 s`, `12 min`, `3 h`, `5 days`. `digits`: significant ones,
+    such as 3 for `2.92 h`; those before the point are always shown."""
     fits = (row for row in _TIMES if seconds < row[2] and (seconds or row[1] == "s"))
     size, unit, _ = next(fits, (86400.0, "days", math.inf))
     value = seconds / size
@@ -83,11 +80,8 @@ def _likeness(word: str, name: str) -> float:
 
 
 def nearest(word: str, known: Iterable[str], first: Sequence[str] = ()) -> str:
-    """Which names an unknown one may stand for, as the part of a message; empty if nothing is known.
-
-    Args:
-        first: those that are known to be meant, if any are.
-    """
+    """Which names an unknown one may stand for, as the part of a message; empty if nothing is known. `first`: those
+    that are known to be meant, if any are."""
     word = word[:LONGEST_NAME].lower()
     others = [name for name in dict.fromkeys(known) if name not in first]
     by_likeness = sorted(others, key=lambda name: -_likeness(word, name[:LONGEST_NAME].lower()))

@@ -33,14 +33,8 @@ class Export(StrEnum):
 
 
 def write_exports(wanted: Collection[Export], found: Found, page: Path, browser: str | None) -> list[Path]:
-    """Writes what is wanted beside the timeline's page; returns where.
-
-    Args:
-        browser: takes the picture, if one is wanted.
-
-    Raises:
-        ReportError: a file cannot be written, or the browser made no picture.
-    """
+    """Writes what is wanted beside the timeline's page; returns where. `browser`: takes the picture, if one is wanted.
+    Raises ReportError: a file cannot be written, or the browser made no picture."""
     record, timeline = found.record, found.timeline
     folder, written = page.parent, list[Path]()
     if Export.trace in wanted:
@@ -195,11 +189,8 @@ class Count:
 
 
 def counts(timeline: Timeline, pairs: Sequence[tuple[Integers, Integers]]) -> Iterator[Count]:
-    """Yields the counters of a run.
-
-    Args:
-        pairs: receives and the sends that they take (`reports.facts.breakdown.message_pairs`).
-    """
+    """Yields the counters of a run. `pairs`: receives and the sends that they take
+    (`reports.facts.breakdown.message_pairs`)."""
     events = timeline.events
     rank, start, end = (events[key].to_numpy(np.int64) for key in ("rank", "start_ns", "end_ns"))
     forward, backward = _held(events)

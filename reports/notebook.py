@@ -178,11 +178,8 @@ PALE = "rgba(255, 255, 255, 0.8)"
 
 
 def timeline(events: pd.DataFrame, labels: Mapping[int, str], title: str) -> go.Figure:
-    """The events of an iteration (`reports.facts.frames.waiting_frame`), in ms from the first of them.
-
-    Args:
-        labels: of the ranks, from above to below.
-    """
+    """The events of an iteration (`reports.facts.frames.waiting_frame`), in ms from the first of them. `labels`: of the
+    ranks, from above to below."""
     rows = {rank: row for row, rank in enumerate(labels)}
     made = figure(barmode="overlay", bargap=0, title=escape(title), height=90 + ROW * len(rows))
     made.update_xaxes(title_text="ms", rangemode="tozero")

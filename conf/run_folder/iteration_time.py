@@ -155,12 +155,8 @@ class Spent:
         self.hours = 0.0
 
     def add(self, iteration: int, elapsed_ms: float, evaluation_s: float) -> float:
-        """Hours up to a line.
-
-        Args:
-            elapsed_ms: mean of the iterations since the line before.
-            evaluation_s: of the evaluation after them; 0 without one.
-        """
+        """Hours up to a line. `elapsed_ms`: mean of the iterations since the line before. `evaluation_s`: of the
+        evaluation after them; 0 without one."""
         first = (iteration - 1) % self._log_interval + 1
         count = first if self._iteration is None else iteration - self._iteration
         self._iteration = iteration

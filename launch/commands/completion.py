@@ -195,11 +195,8 @@ OF_WORDS = {
 
 
 def offered(command: str, before: Sequence[str], word: str) -> list[str] | None:
-    """What a word of a command may become where its parser decides; None where it may be anything else.
-
-    Args:
-        before: the words between the command and this one.
-    """
+    """What a word of a command may become where its parser decides; None where it may be anything else. `before`: the
+    words between the command and this one."""
     if command in OF_WORDS:
         return _beginning(word, OF_WORDS[command]) if word.startswith("-") else None
     parser = _parser(command, before)

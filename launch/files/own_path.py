@@ -117,11 +117,8 @@ def require_place(runs: Path, name: str, *, group: bool) -> int | None:
 
 
 def require_own_folder(path: Path, *, make: bool) -> None:
-    """Raises LaunchError unless nobody else may write to a folder, or put another in its place.
-
-    Args:
-        make: whether it is made, with mode 0700, if it is not there; else that is no fault.
-    """
+    """Raises LaunchError unless nobody else may write to a folder, or put another in its place. `make`: whether it is
+    made, with mode 0700, if it is not there; else that is no fault."""
     if make:
         with reworded(LaunchError, f"{path} cannot be created (", ")"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -55,11 +55,7 @@ def word_for(run: RunDir) -> str:
 
 
 def next_step(state: State, name: str) -> str:
-    """What to type once a run was started, or is over.
-
-    Args:
-        name: as `word_for` gives it.
-    """
+    """What to type once a run was started, or is over. `name`: as `word_for` gives it."""
     name = shlex.quote(name)
     if state is State.succeeded:
         return f"tdpp report {name}  # its page: where the time of an iteration goes"

@@ -88,12 +88,8 @@ def make_own_caches(run: RunDir, node: str) -> None:
 
 
 def check_environment(environment: Mapping[str, str], *, make: bool) -> None:
-    """Raises LaunchError where a variable leads a worker to what others may write, and it would execute.
-
-    Args:
-        environment: the worker's whole one.
-        make: whether missing folders that it writes to are made, for nobody else.
-    """
+    """Raises LaunchError where a variable leads a worker to what others may write, and it would execute. `environment`:
+    the worker's whole one. `make`: whether missing folders that it writes to are made, for nobody else."""
     for variable, path in _paths(environment):
         try:
             if variable in WRITTEN:

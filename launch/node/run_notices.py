@@ -181,11 +181,7 @@ def restart_cause(
 
 def why(ended: Sequence[JobState], down: Callable[[Iterable[str]], Sequence[str]]) -> RestartCause | None:
     """Says why, by the ended starts of the run's jobs; None if there is none. A job that lost a node explains why the
-    others had to be started again.
-
-    Args:
-        down: those of some hosts that are down now.
-    """
+    others had to be started again. `down`: those of some hosts that are down now."""
     last = list({job.id: job for job in ended}.values())
     if failed := [job for job in last if job.state in FAILED]:  # of a heterogeneous job all components do at once
         hosts = list(dict.fromkeys(host for job in failed for host in job.hosts))

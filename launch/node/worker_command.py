@@ -51,11 +51,8 @@ class Profiler(StrEnum):
     ncu = "ncu"
 
     def wrap(self, command: list[str], report: Path, one_iteration: bool = False) -> list[str]:
-        """The command under the profiler, which writes `<report>.nsys-rep` or `<report>.ncu-rep`.
-
-        Args:
-            one_iteration: whether nsys captures only what the ranks mark (`megatron_ext.timeline.recorder`).
-        """
+        """The command under the profiler, which writes `<report>.nsys-rep` or `<report>.ncu-rep`. `one_iteration`:
+        whether nsys captures only what the ranks mark (`megatron_ext.timeline.recorder`)."""
         output = str(report).replace("%", "%%")  # both replace %h, %p and others
         if self is Profiler.nsys:
             return [

@@ -80,11 +80,7 @@ def read_log(path: Path, faults: Faults) -> tuple[Iteration, ...]:
 
 def read_times(path: Path, tail: Sequence[Iteration]) -> tuple[LineTime, ...]:
     """What all lines say of time, since the time of an iteration is a median over all of them; of a log of hundreds of
-    megabytes the last of them.
-
-    Args:
-        tail: what `read_log` found.
-    """
+    megabytes the last of them. `tail`: what `read_log` found."""
     short = tuple(_time(one) for one in tail)
     try:
         if path.stat().st_size <= TAIL_BYTES:
@@ -176,11 +172,8 @@ class Clocks:
 
 
 def clocks_of(run: RunDir, states: Mapping[str, NodeRecord | None], *, follows_files: bool) -> Clocks:
-    """Returns the clocks of nodes at work; of those that have ended no age is asked for.
-
-    Args:
-        follows_files: whether the times of files are those of their writing; a copy of a run has others.
-    """
+    """Returns the clocks of nodes at work; of those that have ended no age is asked for. `follows_files`: whether the
+    times of files are those of their writing; a copy of a run has others."""
     ahead, moved = dict[str, float](), dict[str, tuple[float, float]]()
     for name, state in states.items():
         if state is None or state.state == "ended":

@@ -72,12 +72,8 @@ def messages(name: str) -> dict[str, tuple[str, ...]]:
 def waiting_ns(
     timeline: Timeline, ranks: Sequence[Place], streams: bool = False, islands: Sequence[int] = ()
 ) -> Integers:
-    """(events,) the part of each event that is waiting for another rank, or UNKNOWN.
-
-    Args:
-        streams: whether nothing is flushed.
-        islands: replicas of each island, where there are islands.
-    """
+    """(events,) the part of each event that is waiting for another rank, or UNKNOWN. `streams`: whether nothing is
+    flushed. `islands`: replicas of each island, where there are islands."""
     events = timeline.events
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     until = np.full(len(events), _NEVER)
@@ -126,11 +122,7 @@ def meetings(
     timeline: Timeline, ranks: Sequence[Place], streams: bool = False, islands: Sequence[int] = ()
 ) -> Integers:
     """(events,) which collective of a group each event is a rank's part in, numbered in any way; -1 for none.
-
-    Args:
-        streams: whether nothing is flushed.
-        islands: replicas of each island, where there are islands.
-    """
+    `streams`: whether nothing is flushed. `islands`: replicas of each island, where there are islands."""
     events, found, count = timeline.events, np.full(len(timeline.events), -1), 0
     island = island_of(ranks, islands)
     for name, alike in COLLECTIVES.items():

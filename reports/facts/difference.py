@@ -164,11 +164,8 @@ def _mean(of: Usual, kind: str) -> float:
 
 
 def in_words(before: Usual, after: Usual, logged: tuple[IterationTime, IterationTime] | None = None) -> str:
-    """How much slower or faster the second run, B, is than the first, A, and the work that it comes from.
-
-    Args:
-        logged: their iteration times; None where these cannot be compared.
-    """
+    """How much slower or faster the second run, B, is than the first, A, and the work that it comes from. `logged`:
+    their iteration times; None where these cannot be compared."""
     noise = 0.0
     if logged is not None:
         a, b = (time.spread for time in logged)

@@ -88,11 +88,7 @@ class Terms:
 
 def measured(figures: Statistics, plan: Plan, iteration_ms: float) -> dict[int, Terms]:
     """Returns for each stage that has events, by its number among `plan.stages`, medians over its ranks and the steady
-    iterations.
-
-    Args:
-        iteration_ms: how long an iteration takes; what no event of a rank fills of it is `other`.
-    """
+    iterations. `iteration_ms`: how long an iteration takes; what no event of a rank fills of it is `other`."""
     found = {}
     for number, stage in enumerate(plan.stages):
         ranks = ranks_seen(figures, stage)

@@ -99,11 +99,8 @@ def _lasted(figures: Statistics) -> NDArray[np.float64]:
 
 
 def _stage(times: pd.DataFrame, stage: int, chunks: int) -> MeasuredStage:
-    """Returns the times of a stage, which are those of its slowest rank.
-
-    Args:
-        times: `waiting_frame` of the steady iterations, with the seconds that an event lasts and waits.
-    """
+    """Returns the times of a stage, which are those of its slowest rank. `times`: `waiting_frame` of the steady
+    iterations, with the seconds that an event lasts and waits."""
     own = times[times["stage"] == stage]
     usual = own.groupby(["task", "chunk", "rank"], observed=True)["s"].median()
 

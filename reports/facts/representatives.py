@@ -29,11 +29,8 @@ class Alike:
 
 
 def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
-    """The replicas, first the one with the rank that computes longest in an iteration.
-
-    Args:
-        replica_of: the data-parallel index of each rank.
-    """
+    """The replicas, first the one with the rank that computes longest in an iteration. `replica_of`: the data-parallel
+    index of each rank."""
     usual = _usual(figures, figures.spent.compute)
     longest = {replica: max(usual[np.array(replica_of) == replica]) for replica in sorted(set(replica_of))}
     return sorted(longest, key=lambda replica: -longest[replica])
@@ -41,11 +38,7 @@ def slowest_first(figures: Statistics, replica_of: Sequence[int]) -> list[int]:
 
 def alike(figures: Statistics, ranks: Sequence[Place], replicas: Sequence[int]) -> Alike:
     """Lets as many ranks stand for others as differ by 5 %; where replicas differ in so many ways that these would not
-    fit a window, by more.
-
-    Args:
-        replicas: in the order in which they are to stand for others.
-    """
+    fit a window, by more. `replicas`: in the order in which they are to stand for others."""
     most = max(MOST_SHOWN, 2 * len({(one.stage, one.tp) for one in ranks}))
     for percent in PERCENTS:
         like = _like(figures, ranks, replicas, percent / 100)

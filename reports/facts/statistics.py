@@ -208,12 +208,8 @@ class Statistics:
 
 
 def statistics(timeline: Timeline, ranks: Sequence[Place], record: Record | None = None) -> Statistics:
-    """Sums up the events of a run of these ranks.
-
-    Args:
-        record: has the log, by which iterations are usual, and the plan, which says whether micro-batches stream
-            without a flush; None: by the events alone, with a flush.
-    """
+    """Sums up the events of a run of these ranks. `record`: has the log, by which iterations are usual, and the plan,
+    which says whether micro-batches stream without a flush; None: by the events alone, with a flush."""
     events = timeline.events
     spans = events.groupby("iteration").agg(start=("start_ns", "min"), end=("end_ns", "max"))
     numbers, start, end, n = spans.index.to_numpy(), spans["start"].to_numpy(), spans["end"].to_numpy(), len(spans)

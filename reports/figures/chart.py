@@ -37,12 +37,8 @@ def thinned(values: pd.Series) -> pd.Series:
 def lines(
     series: Sequence[pd.Series], *, x_title: str, title: str, from_zero: bool = False, dots: Sequence[str] = ()
 ) -> go.Figure:
-    """A chart of one or more series over a common x, their index; a value that is missing breaks the line.
-
-    Args:
-        from_zero: let the y axis begin at 0.
-        dots: names of those that are not joined by a line.
-    """
+    """A chart of one or more series over a common x, their index; a value that is missing breaks the line. `from_zero`:
+    let the y axis begin at 0. `dots`: names of those that are not joined by a line."""
     several = len(series) > 1
     made = figure(title=escape(title), showlegend=several, height=280 if several else 260)
     made.update_layout(margin_t=54 if several else 30)  # under the title there is a legend, or none

@@ -158,10 +158,7 @@ def plotly_script() -> str:
 
 def embedded(figure: go.Figure, label: str) -> str:
     """A figure in a page made by `page_with_figures`, as HTML. Its title stands above it, where no legend can reach it.
-
-    Args:
-        label: what the figure shows, for those who cannot see it.
-    """
+    `label`: what the figure shows, for those who cannot see it."""
     given = figure.to_dict()
     layout = given["layout"]
     title = layout.pop("title", {}).get("text")
@@ -177,12 +174,8 @@ def embedded(figure: go.Figure, label: str) -> str:
 
 
 def page_with_figures(title: str, body: str, scripts: Sequence[str] = (), *, draws: bool = False) -> str:
-    """A whole page, with what draws the figures in its body where there are any.
-
-    Args:
-        scripts: others of `reports/static`, after `scheme.js`.
-        draws: whether it will have figures, even if it has none now.
-    """
+    """A whole page, with what draws the figures in its body where there are any. `scripts`: others of `reports/static`,
+    after `scheme.js`. `draws`: whether it will have figures, even if it has none now."""
     own = [static(name) for name in ("scheme.js", *scripts)] if scripts else []
     if not draws and 'class="plot' not in body:
         return page(title, body, own)

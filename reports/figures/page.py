@@ -102,11 +102,8 @@ _COPY = '<button type="button" class="copy" aria-live="polite"{value}>{label}</b
 def table(
     head: Sequence[str], rows: Iterable[Row], *, kind: str = "", row_attributes: Iterable[str] = repeat("")
 ) -> str:
-    """A table; what is not a Cell is plain text. A column in which no row has anything is left out.
-
-    Args:
-        kind: classes of the style sheet.
-    """
+    """A table; what is not a Cell is plain text. A column in which no row has anything is left out. `kind`: classes of
+    the style sheet."""
     lines = [tuple(row) for row in rows]
     even = all(len(row) == len(head) for row in lines)
     shown = [at for at in range(len(head)) if not even or not lines or any(row[at] for row in lines)]

@@ -25,11 +25,8 @@ MOST_TICKS = 12
 
 
 def profile_page(command: str, profiles: Mapping[str, LayerProfile]) -> str:
-    """What was measured of a model: its gradient buckets, and what several streams on a GPU gain; as HTML.
-
-    Args:
-        profiles: by their names, of one job.
-    """
+    """What was measured of a model: its gradient buckets, and what several streams on a GPU gain; as HTML. `profiles`:
+    by their names, of one job."""
     parts = [part for name, profile in profiles.items() for part in _sections(name, profile)]
     parts.append(f"<section><h2>Command</h2>{copyable(command)}</section>")
     return framed("Profile", "tdpp profile", ", ".join(profiles), parts)

@@ -19,12 +19,8 @@ from reports.figures.page import table as html_table
 
 
 def render(command: str, division: StageDivision, notes: Sequence[str] = ()) -> str:
-    """The page, as HTML.
-
-    Args:
-        command: that found the stages.
-        notes: what a reader must know of the profile, in words.
-    """
+    """The page, as HTML. `command`: that found the stages. `notes`: what a reader must know of the profile, in
+    words."""
     head, rows = table(division)
     graph, times = "Operators by stage, and the edges between them", "Forward and backward passes of the operators"
     proved = f"<p>{escape(text)}</p>" if (text := bound(division)) else ""

@@ -101,11 +101,7 @@ SCRIPTS = (*TIMELINE, "iteration.js", "difference.js")
 
 
 def render(outcomes: Sequence[Outcome], timed: Sequence[Timed] = ()) -> str:
-    """The page, as HTML.
-
-    Args:
-        timed: the runs in the order in which they were given; of two it is shown what differs.
-    """
+    """The page, as HTML. `timed`: the runs in the order in which they were given; of two it is shown what differs."""
     compared = Comparison.of(outcomes)
     runs = [Compared(one.name, link(one), one.facts) for one in outcomes]
     failed = [one for one in outcomes if one.failed]

@@ -144,11 +144,8 @@ class Rendered:
 
 
 def rendered(source: Source, judge: Judge | None, beside: run_page.Beside | None = None) -> Rendered:
-    """Both pages, as far as there is something to show. Raises as `Source.read`.
-
-    Args:
-        beside: what a served run is compared with.
-    """
+    """Both pages, as far as there is something to show. Raises as `Source.read`. `beside`: what a served run is
+    compared with."""
     findings, why_not = None, tuple[str, ...]()
     if judge and source.run:
         try:
@@ -180,12 +177,8 @@ def rendered(source: Source, judge: Judge | None, beside: run_page.Beside | None
 
 
 def write(source: Source, judge: Judge | None, printed: set[str], refresh_s: int | None = None) -> Written:
-    """Writes both pages; says on stderr what they lack.
-
-    Args:
-        printed: what was said before, and is not said again.
-        refresh_s: after how many seconds the pages load themselves anew.
-    """
+    """Writes both pages; says on stderr what they lack. `printed`: what was said before, and is not said again.
+    `refresh_s`: after how many seconds the pages load themselves anew."""
     made = rendered(source, judge)
     known = made.found.record
     for note in (f"{known.name}: {note}" for note in (*known.notes, *made.found.timeline.notes)):

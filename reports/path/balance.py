@@ -192,10 +192,7 @@ MOST_CHARACTERS = 40
 
 def other_shares(timeline: Timeline, graphs: Sequence[Graph], recorded: Sequence[Graph], plan: Plan) -> Iterator[Gain]:
     """Shares in proportion to how fast the replicas are; what they take is simulated, from mean times of passes.
-
-    Args:
-        recorded: the same graphs with the waits for CPU cores.
-    """
+    `recorded`: the same graphs with the waits for CPU cores."""
     counts = list(plan.micro_batches)
     alone = plan.schedule_file or plan.stream or plan.streams or plan.adapt or not plan.layout.even
     if alone or len(counts) < 2 or not all(counts):
@@ -254,10 +251,7 @@ def _times(
     events: pd.DataFrame, plan: Plan, dp: int, worked: Mapping[int, int], took: Mapping[int, int]
 ) -> list[StageTimes]:
     """What the stages of a replica take for a micro-batch, ns, without waits for a CPU core; messages are free.
-
-    Args:
-        worked, took: by rank, what it computes without and with these waits.
-    """
+    `worked`, `took`: by rank, what it computes without and with these waits."""
     found = []
     for stage in range(plan.pipeline):
         ranks = [place.rank for place in plan.ranks if (place.stage, place.dp) == (stage, dp)]

@@ -147,12 +147,8 @@ class Graph:
     def times(
         self, ready_ns: Mapping[int, int], lasts_ns: Integers | None = None, before: Sequence[Sequence[int]] = ()
     ) -> list[int]:
-        """(points,) when each comes, ns, for ranks that begin at `ready_ns`.
-
-        Args:
-            lasts_ns: other lengths of the edges.
-            before: the times of the iterations before this one; what others sent is taken to have come.
-        """
+        """(points,) when each comes, ns, for ranks that begin at `ready_ns`. `lasts_ns`: other lengths of the edges.
+        `before`: the times of the iterations before this one; what others sent is taken to have come."""
         found = [min(ready_ns.values())] * len(self.rank)
         for rank, point in self.first.items():
             found[point] = ready_ns[rank]

@@ -220,11 +220,8 @@ def _index(names: Sequence[str], name: str) -> int:
 
 
 def read_run(paths: Mapping[int, Path]) -> Timeline:
-    """Reads and aligns the files of a run. A file that is absent or not sound becomes a note.
-
-    Args:
-        paths: where the file of each rank is or should be, by rank.
-    """
+    """Reads and aligns the files of a run. A file that is absent or not sound becomes a note. `paths`: where the file
+    of each rank is or should be, by rank."""
     files, notes, absent = [], [], []
     for rank, path in sorted(paths.items()):
         try:

@@ -124,10 +124,7 @@ _COUNTED = ("elapsed_ms", "consumed_samples")
 
 def metrics_lines(texts: Iterable[str], file: str, notes: list[str]) -> tuple[Mapping[str, Any], ...]:
     """The numbers of each line by key, null among them, by iteration; of an iteration that was run twice, the later.
-
-    Args:
-        file: its name, for the notes, which get what is left out.
-    """
+    `file`: its name, for the notes, which get what is left out."""
     lines, strange = dict[int, Mapping[str, Any]](), 0
     others: dict[str, list[int]] = {}
     for number, text in enumerate(texts, 1):

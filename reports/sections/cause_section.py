@@ -52,11 +52,8 @@ IDLE_MEANING = (
 
 
 def cause_section(why: Why | Unexplained | None, plan: Plan, overrides: Sequence[str] = ()) -> str:
-    """The section of a run's page, as HTML; nothing where there is no steady iteration.
-
-    Args:
-        overrides: the words that the run was launched with.
-    """
+    """The section of a run's page, as HTML; nothing where there is no steady iteration. `overrides`: the words that the
+    run was launched with."""
     if why is None:
         return ""
     if isinstance(why, Unexplained):

@@ -59,11 +59,8 @@ HEAD = ("rank", "node", "kind", "error", "message")
 
 
 def failures_section(record: Record, findings: Findings | None, last_iteration: int | None) -> str:
-    """The section of a run's page, as HTML; nothing where nothing failed.
-
-    Args:
-        last_iteration: of the timeline, with which that opens; None without events.
-    """
+    """The section of a run's page, as HTML; nothing where nothing failed. `last_iteration`: of the timeline, with which
+    that opens; None without events."""
     culprit = findings.culprit if findings else None
     steps = ways_on(record, findings) if findings else []
     if not (record.failures or culprit or steps):

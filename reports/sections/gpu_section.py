@@ -117,11 +117,7 @@ class Energy:
 
 
 def energy_of(readings: Mapping[str, Sequence[GpuEnergy]], plan: Plan) -> Energy | None:
-    """Returns what the readings show; None where no GPU told its power.
-
-    Args:
-        readings: `GpuReport.energy`.
-    """
+    """Returns what the readings show; None where no GPU told its power. `readings`: `GpuReport.energy`."""
     once = _once(readings)
     places: dict[tuple[str, int], list[GpuEnergy]] = {}
     for node, gpu in once:

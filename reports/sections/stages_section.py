@@ -36,11 +36,8 @@ BUBBLE = "Bubble %: bubble / (passes + bubble). Passes include their communicati
 def stages_section(
     record: Record, figures: Statistics, prediction: Prediction | None = None, uncertainty_ns: int | None = 0
 ) -> str:
-    """The section of a run's page on its stages, as HTML.
-
-    Args:
-        uncertainty_ns: how well the clocks of the ranks agree; None where it is not known.
-    """
+    """The section of a run's page on its stages, as HTML. `uncertainty_ns`: how well the clocks of the ranks agree;
+    None where it is not known."""
     plan, frame, timed = record.plan, stages_frame(record, figures, prediction), figures.steady.any()
     kind = peak_kind(record)
     shown = [key for key in TITLES if key != "tensor" or plan.tensor > 1]

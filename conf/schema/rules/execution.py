@@ -17,6 +17,7 @@ from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify
 from conf.schema.train import Train
 from conf.visible import plural
+from megatron_ext.contract.keys import shown
 from megatron_ext.contract.parallel_config import Compress, Offload, ReduceDtype, Shards
 from megatron_ext.contract.rules.engine import RULES as RULES_OF_ENGINES
 from megatron_ext.contract.schedule.schedules import SCHEDULES
@@ -171,6 +172,25 @@ def check_engine(
             raise ConfigError(f"{name}={said} must be {must}")
 
 
+_MEGATRON_LM = {
+    "shares": "Megatron-LM's replicas take equal numbers of micro-batches; use parallel.shares=null",
+    "reduce_dtype": "Megatron-LM has arguments of its own for that; use parallel.reduce_dtype=fp32 and "
+    "engine.arguments=[--grad-reduce-in-bf16]",
+    "compress": "Megatron-LM sends activations as they are; use parallel.compress=none",
+    "scatter_messages": "Megatron-LM sends whole messages since megatron-core 0.13; use "
+    "parallel.scatter_messages=false",
+    "recompute": "Megatron-LM computes as many layers again in all stages; use one for all stages",
+    "zero": "Megatron-LM's replicas share the optimizer's state out, and nothing else; use parallel.zero=1",
+    "shards": "Megatron-LM's replicas keep as much of the optimizer's state each; use parallel.shards=equal",
+    "offload": "Megatron-LM has arguments of its own for that; use parallel.offload=none and "
+    "engine.arguments=[--optimizer-cpu-offload]",
+    "hierarchical_reduce": "Megatron-LM leaves that to NCCL; use parallel.hierarchical_reduce=false",
+    "schedule_file": "Megatron-LM cannot read a schedule; use parallel.schedule_file=null",
+    "schedule": f"Megatron-LM has {' and '.join(MEGATRON_LM_SCHEDULES)} only; use one of them",
+}
+"""What Megatron-LM cannot do, and the way out, by key of `parallel`."""
+
+
 def _schedule(parallel: Parallel, regrouped: bool) -> None:
     """`regrouped`: interleaved stages take micro-batches in groups of another size than Megatron-LM's usual one."""
     if not parallel.alike:
@@ -180,61 +200,21 @@ def _schedule(parallel: Parallel, regrouped: bool) -> None:
             f"replicas and the same tensor size; give single numbers for parallel.data and parallel.tensor, or use "
             f"engine=tdpp"
         )
-    if parallel.shares is not None:
-        raise ConfigError(
-            f"parallel.shares={parallel.shares}: Megatron-LM's replicas take equal numbers of micro-batches; use "
-            "parallel.shares=null, or engine=tdpp"
-        )
-    if parallel.reduce_dtype is not ReduceDtype.fp32:
-        raise ConfigError(
-            f"parallel.reduce_dtype={parallel.reduce_dtype}: Megatron-LM has arguments of its own for that; use "
-            "parallel.reduce_dtype=fp32 and engine.arguments=[--grad-reduce-in-bf16], or engine=tdpp"
-        )
-    if parallel.compress is not Compress.none:
-        raise ConfigError(
-            f"parallel.compress={parallel.compress}: Megatron-LM sends activations as they are; use "
-            "parallel.compress=none, or engine=tdpp"
-        )
-    if parallel.scatter_messages == "true":
-        raise ConfigError(
-            "parallel.scatter_messages=true: Megatron-LM sends whole messages since megatron-core 0.13; use "
-            "parallel.scatter_messages=false, or engine=tdpp"
-        )
-    if len(parallel.recompute.stages) > 1:
-        raise ConfigError(
-            f"parallel.recompute={parallel.recompute}: Megatron-LM computes as many layers again in all stages; use "
-            "one for all stages, or engine=tdpp"
-        )
-    if parallel.zero is not None:
-        raise ConfigError(
-            f"parallel.zero={parallel.zero}: Megatron-LM's replicas share the optimizer's state out, and nothing else; "
-            "use parallel.zero=1, or engine=tdpp"
-        )
-    if parallel.shards is not Shards.equal:
-        raise ConfigError(
-            f"parallel.shards={parallel.shards}: Megatron-LM's replicas keep as much of the optimizer's state each; "
-            "use parallel.shards=equal, or engine=tdpp"
-        )
-    if parallel.offload is not Offload.none:
-        raise ConfigError(
-            f"parallel.offload={parallel.offload}: Megatron-LM has arguments of its own for that; use "
-            "parallel.offload=none and engine.arguments=[--optimizer-cpu-offload], or engine=tdpp"
-        )
-    if parallel.hierarchical_reduce:
-        raise ConfigError(
-            "parallel.hierarchical_reduce=true: Megatron-LM leaves that to NCCL; use "
-            "parallel.hierarchical_reduce=false, or engine=tdpp"
-        )
-    if parallel.schedule_file is not None:
-        raise ConfigError(
-            f"parallel.schedule_file={parallel.schedule_file}: Megatron-LM cannot read a schedule; use "
-            "parallel.schedule_file=null, or engine=tdpp"
-        )
-    if not parallel.schedule.definition.megatron_lm:
-        raise ConfigError(
-            f"parallel.schedule={parallel.schedule}: Megatron-LM has {' and '.join(MEGATRON_LM_SCHEDULES)} only; use "
-            "one of them, or engine=tdpp"
-        )
+    broken = {
+        "shares": parallel.shares is not None,
+        "reduce_dtype": parallel.reduce_dtype is not ReduceDtype.fp32,
+        "compress": parallel.compress is not Compress.none,
+        "scatter_messages": parallel.scatter_messages == "true",
+        "recompute": len(parallel.recompute.stages) > 1,
+        "zero": parallel.zero is not None,
+        "shards": parallel.shards is not Shards.equal,
+        "offload": parallel.offload is not Offload.none,
+        "hierarchical_reduce": parallel.hierarchical_reduce,
+        "schedule_file": parallel.schedule_file is not None,
+        "schedule": not parallel.schedule.definition.megatron_lm,
+    }
+    for key in (key for key in _MEGATRON_LM if broken[key]):
+        raise ConfigError(f"parallel.{key}={shown(getattr(parallel, key))}: {_MEGATRON_LM[key]}, or engine=tdpp")
     if parallel.chunks > 1 and parallel.micro_batches % parallel.pipeline and not regrouped:
         raise ConfigError(
             f"parallel.schedule={parallel.schedule} with {plural(parallel.micro_batches, 'micro-batch', 'es')} "

@@ -68,15 +68,8 @@ def skipping(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def named_run(argv: Sequence[str], word: str, *, empty: str, others: str) -> tuple[str, Path]:
-    """What a word such as `resume=` names, and the folder of runs in which it is.
-
-    Args:
-        empty: the way out where it names nothing.
-        others: what to say of other words beside it and runs_dir=.
-
-    Raises:
-        LaunchError: in either case.
-    """
+    """What a word such as `resume=` names, and the folder of runs in which it is. `empty`: the way out where it names
+    nothing. `others`: what to say of other words beside it and runs_dir=. Raises LaunchError: in either case."""
     key = word.rstrip("=")
     wanted, _ = parse_key_values(argv, {key: str, "runs_dir": path}, LaunchError)
     if not wanted[key]:
