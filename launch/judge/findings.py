@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
+from conf.run_folder import judgement
+from conf.run_folder.judgement import Culprit, LastWords, LineGroup
 from conf.run_folder.rundir import RunDir
 from conf.visible import shortened
 from launch.files.run_files import Faults, agent_logs, read_submitted
 from launch.judge.causes import causes
-from launch.judge.node_reports import LineGroup, grouped_lines, mismatches, warnings
+from launch.judge.node_reports import grouped_lines, mismatches, warnings
 from launch.judge.progress import held_up_by, held_up_words, lost_unix
 from launch.judge.state import State
 from launch.judge.verdict import Verdict, decide
@@ -23,24 +24,17 @@ STDERR_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class Findings(judgement.Findings):
     """A run at one moment, judged."""
 
     run: RunDir
     seen: Observation
     verdict: Verdict
-    culprit: Culprit | None = None
-    mismatches: tuple[str, ...] = ()
-    """Where nodes run something else than was submitted."""
-    stderr: tuple[LineGroup, ...] = ()
-    agents: tuple[LineGroup, ...] = ()
-    """What agents printed that are gone without a result, or what kept them from starting."""
     faults: tuple[str, ...] = ()
     """What of the run's files cannot be read, or is not what it should be."""
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
         return self.seen.over
 
 
@@ -63,18 +57,11 @@ def findings(run: RunDir, seen: Observation) -> Findings:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class AllFindings(Findings):
-    """All findings, with what only a page has room for."""
-
-    warnings: tuple[LineGroup, ...]
-
-
-def all_findings(run: RunDir) -> AllFindings:
-    """Raises RunFolderError if plan.json or jobs.json is not what it should be."""
+def all_findings(run: RunDir) -> Findings:
+    """The same with warnings. Raises RunFolderError if plan.json or jobs.json is not what it should be."""
     found = findings(run, observe(run))
     stderr = _ends(run, found.seen.nodes, Faults())
-    return AllFindings(**vars(found), warnings=tuple(warnings(stderr)))
+    return replace(found, warnings=tuple(warnings(stderr)))
 
 
 def by_failure(seen: Observation) -> list[SeenNode]:
@@ -124,27 +111,6 @@ _BYTES = 128 * 1024
 _BAD = (State.failed, State.failing, State.lost, State.stalled, State.hung, State.not_finite)
 _RANK = re.compile(r"\[rank (\d+) \([^)]*\)\] (error:)?")
 """How a rank begins what it says of its end: an error of one line, or a traceback."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LastWords:
-    """The end of a file."""
-
-    path: Path
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Culprit:
-    """The first one, where there are several."""
-
-    node: str
-    ranks: tuple[int, ...]
-    """Its ranks that failed alike; none where the node itself is meant."""
-    what: str
-    """In words; a node's and a rank's name is not in them."""
-    said: tuple[LastWords, ...]
-    """`LINES` at most, without what other ranks of the node say: of stderr first; none where it wrote nothing."""
 
 
 def culprit(run: RunDir, seen: Observation, state: State) -> Culprit | None:

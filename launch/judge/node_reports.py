@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from conf.run_folder.gpu_lines import GpuReading, GpuSample, entries
+from conf.run_folder.judgement import LineGroup
 from conf.run_folder.run_files import read_part
 from conf.run_folder.rundir import RunDir
 from launch.files.run_files import Faults
@@ -124,15 +124,6 @@ _SYMPTOM = re.compile(
     r"SignalException|SIGTERM"
 )
 """How gloo, NCCL and torchrun say that another process went first."""
-
-
-@dataclass(frozen=True)
-class LineGroup:
-    """A line, how often it or one that differs only in numbers was written, and by which nodes."""
-
-    text: str
-    count: int
-    nodes: tuple[str, ...]
 
 
 def grouped_lines(

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from conf.run_folder.judgement import LineGroup
 from conf.run_folder.rundir import RunDir
 from conf.visible import loss_text, plural, shortened, span
 from launch.judge.evidence import Evidence, short_plan
 from launch.judge.findings import STDERR_BYTES, Findings
-from launch.judge.node_reports import LineGroup
 from launch.judge.progress import costs, outlook, samples_per_s, time_of
 from launch.judge.verdict import Verdict, decide
 from launch.machine.job_states import compressed

@@ -200,7 +200,13 @@ def captured(
 
 
 def helper(
-    run: RunDir, node: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool = False
+    run: RunDir,
+    node: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    piped: bool = False,
+    outlives: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Starts a module of tdpp beside a node's worker (`begin_helper`), which prints into the node's stderr.
 
@@ -208,6 +214,7 @@ def helper(
         words: the module's name and its arguments.
         environment: all of its variables but PYTHONPATH.
         piped: whether it waits for the end of its stdin.
+        outlives: whether it goes on when this process ends.
     """
     from launch.machine.provenance import path_of_agents  # most commands start none
 
@@ -219,7 +226,7 @@ def helper(
             stdout=subprocess.DEVNULL,
             stderr=err,
             start_new_session=True,
-            preexec_fn=begin_helper,
+            preexec_fn=None if outlives else begin_helper,
         )
 
 

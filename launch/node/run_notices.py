@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,15 +12,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from conf.errors import RunFolderError
-from conf.run_folder.run_files import appended
 from conf.run_folder.rundir import RunDir
 from launch.errors import LaunchError
 from launch.files.records import NodeRecord, Start
 from launch.files.run_files import read_submitted
-from launch.machine import slurm_commands
+from launch.machine import processes, slurm_commands
 from launch.machine.job_states import JobState, compressed
-from launch.machine.processes import OF_A_RUN
-from launch.machine.provenance import path_of_agents
 from launch.machine.sinfo import parse
 from launch.node.peers import SILENCE_S
 
@@ -42,17 +38,8 @@ def notify_if_last(run: RunDir, node: str, start: Start, code: int) -> None:
 
 def _telling(run: RunDir, node: str, *words: str) -> subprocess.Popen[bytes]:
     """Starts a process that tells of the run."""
-    environment = {name: value for name, value in os.environ.items() if name not in OF_A_RUN}
-    environment["PYTHONPATH"] = path_of_agents()
-    with appended(run.node_err(node)) as err:
-        return subprocess.Popen(
-            [sys.executable, "-P", "-m", "launch.on_end", str(run.path), *words],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=err,
-            start_new_session=True,
-        )
+    environment = {name: value for name, value in os.environ.items() if name not in processes.OF_A_RUN}
+    return processes.helper(run, node, ["launch.on_end", str(run.path), *words], environment, outlives=True)
 
 
 class AlarmWatch:

@@ -10,6 +10,7 @@ from statistics import median
 
 from conf.identity import identity, of_speed
 from conf.run_folder.iteration_time import IterationTime, Spread, within_spread
+from conf.run_folder.judgement import Verdict
 from conf.schema.experiment import Experiment
 from fasop.simulation.predict import Prediction
 from reports.facts.frames import PEAKS
@@ -18,7 +19,6 @@ from reports.facts.side_by_side import Facts, facts, made_of
 from reports.facts.statistics import time_of
 from reports.figures.page import leaves
 from reports.readers.hardware import peak_tflops, price
-from reports.readers.judgement import Verdict
 from reports.readers.record import Record
 from reports.sections.figures_section import counted, last_loss
 

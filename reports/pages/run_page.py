@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from html import escape
 
+from conf.run_folder.judgement import Findings
 from conf.visible import plural
 from fasop.simulation.predict import Prediction
 from megatron_ext.contract.plan import Plan
@@ -20,7 +21,6 @@ from reports.figures.page import connecting, data, emulated, missing, table
 from reports.path.why import Unexplained, Why
 from reports.readers.events import Timeline
 from reports.readers.gpus import GpuReport
-from reports.readers.judgement import Findings
 from reports.readers.record import Record
 from reports.readers.upstream_log import UpstreamLog
 from reports.sections.adaptive_section import adaptive_section, elastic_section, experts_section, islands_section

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from conf.run_folder.judgement import Culprit, Findings
 from conf.visible import numbered, plural
 from fasop.simulation.predict import Prediction
 from reports.facts.breakdown import messages
@@ -19,7 +20,6 @@ from reports.figures.pack import event_columns, pack, path_columns, predicted_co
 from reports.figures.page import data, emulated, missing, page, static
 from reports.path.why import Why
 from reports.readers.events import Timeline, legend_order
-from reports.readers.judgement import Culprit, Findings
 from reports.readers.record import Record, rank_label
 from reports.sections.cause_section import cause_in_words
 from reports.sections.stages_section import ideal

@@ -12,6 +12,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from conf.errors import RunFolderError
+from conf.run_folder.judgement import Findings, Verdict
 from conf.run_folder.rundir import RunDir
 from conf.visible import visible
 from megatron_ext.contract.files import write_atomic
@@ -25,7 +26,6 @@ from reports.pages.comparison import outcome
 from reports.path.links import Allowed
 from reports.path.slow_ranks import Expected
 from reports.path.why import Why, explain
-from reports.readers.judgement import Findings, Verdict
 from reports.sections.difference_section import Timed
 from reports.sources import Found, Source
 

@@ -9,10 +9,10 @@ from html import escape
 from typing import NamedTuple
 
 from conf.reading.words import with_values
+from conf.run_folder.judgement import Culprit, Findings, LineGroup, Verdict
 from conf.visible import plural, rank_ranges
 from megatron_ext.contract.errors import RankFailure
 from reports.figures.page import Names, Row, bullets, copyable, table
-from reports.readers.judgement import Complaint, Culprit, Findings, Verdict
 from reports.readers.record import Record
 
 NODES_NAMED = 3
@@ -44,7 +44,7 @@ def nodes_section(findings: Findings) -> str:
     return f"<section><h2>What the nodes say</h2>{''.join(parts)}</section>" if parts else ""
 
 
-def _grouped(complaints: Sequence[Complaint]) -> str:
+def _grouped(complaints: Sequence[LineGroup]) -> str:
     rows = [(str(one.count), some_nodes(one.nodes), one.text) for one in complaints]
     return table(("times", "nodes", "line"), rows)
 

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from conf.errors import RunFolderError
+from conf.run_folder.judgement import Findings
 from launch.commands.report import main
 from megatron_ext.contract.errors import RankFailure
 from reports.errors import ReportError
-from reports.readers.judgement import Findings
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users, open_to_others, ordinary_user
 from tests.support.reports.synthetic import Shape, make_run
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.judge.node_reports import LineGroup, grouped_lines, last_words, warnings
+from conf.run_folder.judgement import LineGroup
+from launch.judge.node_reports import grouped_lines, last_words, warnings
 
 PYTHON_WARNING = b"""\
 /lib/torch/x.py:12: UserWarning: something is deprecated
