@@ -61,3 +61,18 @@ def chain_of_trip(
     share: float,
 ) -> Floats: ...
 def mean_of_rows(trip: Floats, layer: Floats, fixed: Floats, work: float, tiny: float) -> Floats: ...
+def shortest_trip(
+    allowed: NDArray[np.uint8],
+    seconds: float,
+    step: Floats,
+    there: Floats,
+    back: Floats,
+    there_and_back: Floats,
+    summed: Floats,
+    returned: Floats,
+    pair: Floats,
+    turned: Floats,
+    crossed: Floats,
+    trips: Floats,
+    rounds: Floats,
+) -> float: ...

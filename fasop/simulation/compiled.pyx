@@ -646,3 +646,54 @@ def mean_of_rows(
             costs[s] = weights[s] * fixed[row, s]
         found[row] = work * lowest + _sum(&costs[0], stages)
     return found.base
+
+
+def shortest_trip(
+    const unsigned char[:, ::1] allowed, double seconds, const double[:, ::1] step, const double[:, ::1] there,
+    const double[:, ::1] back, const double[:, ::1] there_and_back, const double[:, ::1] summed,
+    const double[:, ::1] returned, const double[:, ::1] pair, const double[:, ::1] turned,
+    const double[:, ::1] crossed, const double[:, ::1] trips, const double[:, :, ::1] rounds,
+):
+    """What `fasop.search.by_stage.whole_layers.StageTables.shortest_trip` does, whose tables these are."""
+    cdef Py_ssize_t stages = allowed.shape[0], whole = allowed.shape[1], stage, layers, own, before
+    cdef double[:, :, ::1] ways = np.full((2, 4, whole), INFINITY)
+    cdef double[:, ::1] later = np.full((stages + 1, whole), INFINITY), near = np.zeros((stages, whole))
+    cdef double ahead, behind, both, free, trip, again
+    later[stages, 0] = 0.0
+    for stage in range(stages - 1, 0, -1):  # `later[stage]` is of the stage and those behind it
+        for layers in range(whole):
+            near[stage - 1, layers] = INFINITY
+            for own in range(layers + 1):
+                if allowed[stage, own]:
+                    trip = later[stage + 1, layers - own] + there_and_back[stage, own]
+                    later[stage, layers] = min(later[stage, layers], trip)
+                    again = 2 * trip + trips[stage - 1, 2] * pair[stage, own]
+                    near[stage - 1, layers] = min(near[stage - 1, layers], again)
+    for own in range(4):
+        ways[1, own, 0] = 0.0
+    for stage in range(stages):
+        ways[stage % 2, ...] = INFINITY
+        for layers in range(whole):
+            trip, again = later[stage + 1, whole - 1 - layers], near[stage, whole - 1 - layers]
+            for own in range(layers + 1):
+                before = layers - own
+                ahead = max(ways[1 - stage % 2, 0, before], step[stage, own])
+                if not allowed[stage, own] or ahead == INFINITY:
+                    continue
+                behind = ways[1 - stage % 2, 1, before]
+                both = max(ways[1 - stage % 2, 2, before], step[stage, own] + behind)
+                free = ways[1 - stage % 2, 3, before] if stage else both
+                if (
+                    ahead + summed[stage, own] <= seconds
+                    and both + returned[stage, own] <= seconds
+                    and both + rounds[stage, 0, own] + 2 * trip <= seconds
+                    and both + rounds[stage, 1, own] + (2 + trips[stage, 1]) * trip <= seconds
+                    and both + rounds[stage, 2, own] + again <= seconds
+                    and both + turned[stage, own] <= seconds
+                    and free + crossed[stage, own] <= seconds
+                ):
+                    ways[stage % 2, 0, layers] = min(ways[stage % 2, 0, layers], ahead + there[stage, own])
+                    ways[stage % 2, 1, layers] = min(ways[stage % 2, 1, layers], behind + back[stage, own])
+                    ways[stage % 2, 2, layers] = min(ways[stage % 2, 2, layers], both + there_and_back[stage, own])
+                    ways[stage % 2, 3, layers] = min(ways[stage % 2, 3, layers], free + there_and_back[stage, own])
+    return ways[(stages - 1) % 2, 2, whole - 1]

@@ -59,9 +59,7 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
     step, numbers = Link(latency_s=np.zeros_like(stepping), s_per_byte=stepping), layer_numbers(training)
     backward = pass_times(training, slowest.backward, slowest.again)
     optimizer = by_parameters(training, handing, numbers.summed).plus(by_parameters(training, step, numbers.stepped))
-    capacity, shares = _capacity(training, slowest.memory_gib)
-    if training.shares_by_memory:
-        capacity, shares = _capacity_together(training, nodes, slowest.memory_gib)
+    capacity, shares = nodes.capacity(training, slowest.memory_gib)
     alike = training.blocks.alike
     hidden = None
     if exchanged.last is not None:
@@ -393,6 +391,12 @@ class Nodes:
         memory = np.array([room_gib(kind, training) for kind in self.kinds])
         return [memory[self.orders.T[ranks]].min(axis=1) for ranks in self.replicas_of(training)]
 
+    def capacity(self, training: Training, memory_gib: Floats) -> tuple[Integers, Floats | None]:
+        """Return `Pipelines.capacity` and its `shares`, where the smallest GPUs of stages have so much memory."""
+        if training.shares_by_memory:
+            return _capacity_together(training, self, memory_gib)
+        return _capacity(training, memory_gib)
+
     def slowest(self, stages: Uses, training: Training, times: Sequence[LayerTimes]) -> SlowestGpus:
         """`times` are by kind."""
         stages = self._distinct(stages)
@@ -498,9 +502,9 @@ def _after_first_bucket(training: Training, layer: Floats) -> Linear:
 
 def _last_bucket(training: Training, summing: Link[Floats]) -> Floats:
     """`Hidden.last`."""
-    model, tensor, stages = training.model, training.parallel.tensor_size, range(training.parallel.pipeline)
-    parameters = [[overlap.last_bucket_parameters(model, tensor, first=stage == 0)] for stage in stages]
-    return summing.takes(np.array(parameters))
+    model, tensor, stages = training.model, training.parallel.tensor_size, training.parallel.pipeline
+    first, other = (overlap.last_bucket_parameters(model, tensor, first=way) for way in (True, False))
+    return summing.takes(np.array([[first], *[[other]] * (stages - 1)]))
 
 
 def _beside_steps(hidden: Hidden, training: Training, stepping: Floats) -> Hidden:

@@ -26,9 +26,9 @@ from fasop.costs.schedules import Number, backward_left, forward_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.bounds import TINY, mean_of, whole_of
+from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
 from fasop.simulation.linear import Linear
 from fasop.simulation.on_nodes import times_on
-from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import SCATTERS, Schedule
 
 try:
@@ -119,19 +119,18 @@ class TripBound(NamedTuple):
         return found
 
 
-def left(schedule: Schedule, layout: Layout, stage: int, count: int, total: int) -> tuple[float, float]:
-    """Forward and backward passes of a replica with `count` of all `total` micro-batches that its first micro-batch's
-    trip does not cover, but for those that may come after its last gradient
+def left(schedule: Schedule, stages: UnlikeReplicas, total: int) -> tuple[Floats, Floats]:
+    """[stages, replicas]: forward and backward passes of replicas, of all `total` micro-batches, that their first
+    micro-batch's trip does not cover, but for those that may come after their last gradient
     (megatron_ext/contract/schedule/schedules.py).
 
     Those before its first gradient has left it count only with GPipe, and then of any replica of the stage.
     """
-    own, replicas = layout.replicas[stage], layout.replicas
-    ahead, lag = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
-    backward = float(backward_left(schedule, lag, count))
+    backward = np.asarray(backward_left(schedule, stages.lag[:, np.newaxis], stages.counts), float)
     if schedule is Schedule.gpipe:
-        return float(forward_in_gpipe(own, replicas[-1], total)), backward
-    return float(forward_left(schedule, ahead, count)), backward
+        in_gpipe = forward_in_gpipe(stages.own, stages.own[-1:], total)[:, np.newaxis]
+        return np.repeat(in_gpipe, stages.counts.shape[1], axis=1).astype(float), backward
+    return np.asarray(forward_left(schedule, stages.after[:, np.newaxis], stages.counts), float), backward
 
 
 def forward_in_gpipe(own: Number, last: Number, total: int) -> Number:
@@ -143,12 +142,15 @@ def forward_in_gpipe(own: Number, last: Number, total: int) -> Number:
     return (total - last) // own
 
 
-def least_trip(forward: Sequence[float], backward: Sequence[float], share: float, *, even: bool) -> float:
-    """Seconds through one of a stage's replicas and the `share` of the way back, at least; where stages have unlike
-    numbers of replicas, two micro-batches of one replica may go there and back through two of another stage."""
-    if even:
-        return min(there + share * back for there, back in zip(forward, backward, strict=True))
-    return min(forward) + share * min(backward)
+def least_trip(passes: Floats, share: float, *, even: bool) -> Floats:
+    """[stages]: seconds through one of a stage's replicas and the `share` of the way back, at least, of `passes` [2,
+    stages, replicas], forward and backward; where stages have unlike numbers of replicas, two micro-batches of one
+    replica may go there and back through two of another stage."""
+    forward, backward = passes
+    trip: Floats = (
+        (forward + share * backward).min(axis=1) if even else forward.min(axis=1) + share * backward.min(axis=1)
+    )
+    return trip
 
 
 class Work:

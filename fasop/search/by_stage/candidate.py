@@ -20,12 +20,13 @@ from fasop.frozen import replace
 from fasop.partition.exact import proved_of_paths
 from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
 from fasop.search.by_stage.longest_paths import LongestPaths
+from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
 from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.ranks.columns import ColumnReplay
-from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns, in_flight
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, in_flight
 from megatron_ext.contract.parallel_config import Schedule
 
 FEW = 2000
@@ -104,46 +105,36 @@ class Candidate:
     def _bound(self) -> float:
         if (self._room < 0).any():
             return math.inf
-        layout, stages, work = self._layout, self._stages, self._work
+        layout, stages, work, schedule = self._layout, self._stages, self._work, self.training.parallel.schedule
+        unlike = UnlikeReplicas.of(layout, self._counts, stages.kinds)
+        ranks, counts, first = unlike.ranks.tolist(), unlike.counts, (np.arange(layout.stages) == 0)[:, np.newaxis]
+        kinds = np.array([[self._names.index(stages.kinds[rank]) for rank in some] for some in ranks])
+        size = np.array([work.sizes[tensor] for tensor in layout.tensors])[:, np.newaxis]
         empty = stages.columns(np.zeros((layout.stages, 1), np.int64))
-        hops = [stages.whole[size].pipelines for size in stages.sizes]
-        ahead = [float(one.hop[stage, 0]) for stage, one in enumerate(hops)]
-        back = [float((one.hop if one.back is None else one.back.hop)[stage - 1, 0]) for stage, one in enumerate(hops)]
+        alone = np.array([[(empty[rank].forward[0, 0], empty[rank].backward[0, 0]) for rank in some] for some in ranks])
+        passes = np.stack([[work.forward[size, kinds], work.backward[size, kinds]], np.moveaxis(alone, 2, 0)])
+        hops = [stages.whole[one].pipelines for one in stages.sizes]
+        ahead = np.array([one.hop[stage, 0] for stage, one in enumerate(hops)])
+        back = np.array([(one.back or one).hop[stage - 1, 0] for stage, one in enumerate(hops)])
+        ahead[-1] = back[0] = 0.0
         ending = float(hops[0].least_exposed[0, 0]) + max(stages.embedding(0), stages.embedding(layout.stages - 1))
-        found = 0.0
-        schedule, replicas = self.training.parallel.schedule, layout.replicas
-        for there_and_back, with_sums in ways(schedule):
-            own, trip, fixed, through = list[float](), list[float](), list[float](), 0.0
-            for stage, counts in enumerate(self._counts):
-                size = work.sizes[layout.tensors[stage]]
-                ranks = [layout.rank(stage, replica, 0) for replica in range(layout.replicas[stage])]
-                every, units, alones = [], list[tuple[float, float]](), list[tuple[float, float]]()
-                lag = sum(replicas[:stage]) // replicas[stage]
-                for rank, count in zip(ranks, counts, strict=True):
-                    kind = self._names.index(stages.kinds[rank])
-                    forward, backward = work.forward[size, kind], work.backward[size, kind]
-                    alone = float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])
-                    back_of = count if with_sums else until_returned(schedule, lag, count, first=stage == 0)
-                    every.append((count * forward + back_of * backward, count * alone[0] + back_of * alone[1]))
-                    units.append((forward, backward))
-                    alones.append(alone)
-                of_unit, beside = max(every)
-                start = min(float(empty[rank].optimizer[0]) for rank in ranks) if stage == 0 else 0.0
-                through += start
-                own.append(of_unit + (self._summed(stage) if with_sums else 0.0))
-                fixed.append(beside + through + (0.0 if with_sums else ending))
-                trip.append(self._least_trip(units, there_and_back))
-                through += self._least_trip(alones, there_and_back) + ahead[stage]
-                through += back[stage + 1] if not with_sums and stage + 1 < layout.stages else 0.0
-            chains = Chains(
-                own=np.array([own]),
-                trip=np.array([trip]),
-                fixed=np.array([fixed]),
-                exists=np.ones((1, layout.stages), bool),
-            )
-            found = max(found, float(least(chains, work.whole)[0]))
-        self._own, self._fixed = np.array(own), np.array(fixed)
-        return max(found, self._through(empty, sum(ahead[:-1]) + sum(back[1:]), ending, self._queue(hops)))
+        start = min(float(empty[rank].optimizer[0]) for rank in ranks[0])
+        own, trip, fixed = np.zeros((3, 2, layout.stages))
+        for number, (there_and_back, with_sums) in enumerate(ways(schedule)):
+            returned = until_returned(schedule, unlike.lag[:, np.newaxis], counts, first=first)
+            own[number], fixed[number] = _longest(passes, counts, counts if with_sums else returned)
+            trip[number], through = (least_trip(part, there_and_back, even=layout.even) for part in passes)
+            through += ahead + (0.0 if with_sums else np.append(back[1:], 0.0))
+            fixed[number, 1:] += np.cumsum(through)[:-1]
+            if with_sums:
+                own[number] += self._summed
+            else:
+                fixed[number] += ending
+        fixed += start
+        self._own, self._fixed = own[-1], fixed[-1]
+        chains = Chains(own=own, trip=trip, fixed=fixed, exists=np.ones(own.shape, bool))
+        constant = float(ahead.sum() + back.sum()) + ending + start
+        return max(float(least(chains, work.whole).max()), self._through(unlike, passes, constant, self._queue(hops)))
 
     def _queue(self, hops: Sequence[Pipelines]) -> float:
         """Seconds for which the busiest link is occupied by the messages of all but one micro-batch; `hops` are those
@@ -195,52 +186,44 @@ class Candidate:
         found: Integers = np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
         return found
 
-    def _through(self, empty: Sequence[RankColumns], messages: float, ending: float, queue: float) -> float:
-        """The bound by the chain of that name, or by the first micro-batch's trip and the `queue` of the others."""
+    def _through(self, unlike: UnlikeReplicas, passes: Floats, constant: float, queue: float) -> float:
+        """The bound by the chain of that name, or by the first micro-batch's trip and the `queue` of the others.
+
+        Args:
+            passes: [2, 2, stages, replicas]: seconds of a unit, and beside units, forward and backward.
+            constant: seconds of the trip's messages, and of what precedes and follows it.
+        """
         layout, work, schedule = self._layout, self._work, self.training.parallel.schedule
-        half = schedule.definition.input_share
-        trip, units, beside, constant = list[float](), list[float](), list[float](), messages + ending
-        for stage, counts in enumerate(self._counts):
-            size, every = work.sizes[layout.tensors[stage]], list[tuple[float, float]]()
-            ranks = [layout.rank(stage, replica, 0) for replica in range(layout.replicas[stage])]
-            kinds = [self._names.index(self._stages.kinds[rank]) for rank in ranks]
-            of_kinds = [(float(work.forward[size, kind]), float(work.backward[size, kind])) for kind in kinds]
-            alones = [(float(empty[rank].forward[0, 0]), float(empty[rank].backward[0, 0])) for rank in ranks]
-            any_replica = schedule is Schedule.gpipe and not layout.even
-            for count, unit, alone in zip(counts, of_kinds, alones, strict=True):
-                forward, backward = left(schedule, layout, stage, count, self._total)
-                there = (min(of_kinds)[0], min(alones)[0]) if any_replica else (unit[0], alone[0])
-                every.append((forward * there[0] + backward * unit[1], forward * there[1] + backward * alone[1]))
-            of_unit, fixed = max(every)
-            units.append(of_unit)
-            beside.append(fixed)
-            trip.append(self._least_trip(of_kinds, half))
-            constant += self._least_trip(alones, half)
-            constant += min(float(empty[rank].optimizer[0]) for rank in ranks) if stage == 0 else 0.0
+        trip, ends = (least_trip(part, schedule.definition.input_share, even=layout.even) for part in passes)
+        constant += float(ends.sum())
+        if schedule is Schedule.gpipe and not layout.even:  # of any replica
+            quickest = np.broadcast_to(passes[:, 0].min(axis=2, keepdims=True), passes[:, 0].shape)
+            passes = np.stack([quickest, passes[:, 1]], axis=1)
+        units, beside = _longest(passes, *left(schedule, unlike, self._total))
         chain = TripBound(
-            np.array([trip]),
-            Linear(fixed=np.array([beside]), layer=np.array([units])),
+            trip[np.newaxis],
+            Linear(fixed=beside[np.newaxis], layer=units[np.newaxis]),
             np.ones((1, layout.stages), bool),
             np.array([constant]),
         )
         room = self._layers_at_most
         if self.alike and np.minimum(room, self._blocks.layers).sum() < self._blocks.layers:
             return math.inf
-        queued = constant + work.whole * min(trip) + queue
+        queued = constant + work.whole * float(trip.min()) + queue
         return max(queued, float(chain.least(work.whole, room[np.newaxis], alike=self.alike)[0]))
 
-    def _least_trip(self, times: Sequence[tuple[float, float]], share: float) -> float:
-        """Seconds through one of the replicas that take these times, forward and backward, at least."""
-        forward, backward = zip(*times, strict=True)
-        return least_trip(forward, backward, share, even=self._layout.even)
-
-    def _summed(self, stage: int) -> float:
-        """Seconds in which the gradients of a unit of work are summed and no backward pass hides it, at least."""
-        one, units = self._stages.whole[self._stages.sizes[stage]].pipelines, self._work.units
-        exposed = one.sums.layer - (0.0 if one.hidden is None else one.hidden.time.layer)
-        of_kinds = np.broadcast_to(exposed, (*exposed.shape[:-2], self._layout.stages, 1))[..., stage, 0].reshape(-1)
+    @property
+    def _summed(self) -> Floats:
+        """[stages]: seconds in which the gradients of a unit of work are summed and no backward pass hides it, at
+        least."""
+        sizes, units, found = np.array(self._stages.sizes), self._work.units, np.zeros(self._layout.stages)
         some = units > 0
-        return max(0.0, float((of_kinds[some] / units[some]).min())) if some.any() else 0.0
+        for size, lines in self._stages.whole.items() if some.any() else ():
+            one, mine = lines.pipelines, (sizes == size).all(axis=1)
+            exposed = one.sums.layer - (0.0 if one.hidden is None else one.hidden.time.layer)
+            of_kinds = np.broadcast_to(exposed, (*exposed.shape[:-2], len(found), 1)).reshape(-1, len(found))
+            found[mine] = np.maximum(0.0, (of_kinds[some] / units[some, np.newaxis]).min(axis=0))[mine]
+        return found
 
     def _over(self, partitions: Integers) -> Floats:
         """[partitions]: bytes that stages lack, together."""
@@ -358,6 +341,14 @@ class Candidate:
             basis=self._stages.basis,
             pipelines=None,
         )
+
+
+def _longest(passes: Floats, forward: Integers | Floats, backward: Integers | Floats) -> tuple[Floats, Floats]:
+    """[stages] each: seconds of so many passes of the replica that takes longest for a unit of work, and beside units;
+    passes are as in `Candidate._through`, their numbers [stages, replicas]."""
+    of_unit, beside = forward * passes[:, 0] + backward * passes[:, 1]
+    most = of_unit.max(axis=1)
+    return most, np.where(of_unit == most[:, np.newaxis], beside, -np.inf).max(axis=1)
 
 
 class _CandidatePaths(LongestPaths):

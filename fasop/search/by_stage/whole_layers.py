@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,12 +17,23 @@ from numpy.typing import NDArray
 from fasop.costs.arrays import Floats, Integers
 from fasop.search.by_stage.bounds import FAR, left, until_returned
 from fasop.search.by_stage.turning import Rounds, held_at_most, most_trips, through_one
+from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
 
+try:
+    from fasop.simulation import compiled
+except ImportError:  # there was no C compiler when tdpp was installed
+    compiled = None  # type: ignore[assignment]
+
 HALVED = 9
 """How often `StageTables.least` halves what is open."""
+OF_TRIP = (
+    *("step", "there", "back", "there_and_back", "summed", "returned"),
+    *("pair", "turned", "crossed", "trips", "rounds"),
+)
+"""The tables that decide about the shortest trip."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,44 +84,48 @@ class StageTables:
         """`columns` are of each rank for every number of layers on its stage, `counts` the micro-batches of each
         replica by stage, and `room` [stages] the layers that fit."""
         share, total, last = schedule.definition.input_share, sum(counts[0]), layout.stages - 1
-        heads = [columns[layout.rank(stage, 0, 0)] for stage in range(layout.stages)]
+        unlike = UnlikeReplicas.of(layout, counts, [*map(id, columns)])
+        taken = [[columns[rank] for rank in some] for some in unlike.ranks.tolist()]
+        forward, backward = (
+            np.array([[getattr(rank, way)[0] for rank in some] for some in taken]) for way in ("forward", "backward")
+        )
+        step = np.array([[rank.optimizer for rank in some] for some in taken])
+        heads, count = [some[0] for some in taken], unlike.counts[..., np.newaxis]
         tied = max(heads[0].embedding, heads[last].embedding) if last else 0.0
-        rows: dict[str, list[Floats]] = {field.name: [] for field in fields(cls) if field.name != "fits"}
-        for stage, of_replicas in enumerate(counts):
-            ranks = [columns[layout.rank(stage, replica, 0)] for replica in range(layout.replicas[stage])]
-            forward, backward = (np.array([getattr(rank, way)[0] for rank in ranks]) for way in ("forward", "backward"))
-            step, count = np.array([rank.optimizer for rank in ranks]), np.array(of_replicas)[:, np.newaxis]
-            lag = sum(layout.replicas[:stage]) // layout.replicas[stage]
-            until = until_returned(schedule, lag, count, first=stage == 0)
-            passes = count * (forward + backward)
-            way_back = (share if stage else 1.0) * backward
-            ahead = float(heads[stage].send_forward[0]) if stage < last else 0.0
-            returning = float(heads[stage + 1].send_backward[0]) if stage < last else 0.0
-            behind = returning + (0.0 if stage else heads[0].gradients)
-            both = (forward + way_back).min(axis=0)
-            sums = heads[stage].gradients + (tied if stage in (0, last) else 0.0)
-            after = np.array([left(schedule, layout, stage, one, total) for one in of_replicas])[..., np.newaxis]
-            passes_left = after[:, 1] * backward
-            rows["step"].append(step.min(axis=0))
-            rows["alone"].append((step + passes).max(axis=0) + sums)
-            rows["there"].append(forward.min(axis=0) + ahead)
-            rows["back"].append(way_back.min(axis=0) + behind)
-            apart = forward.min(axis=0) + way_back.min(axis=0)
-            rows["there_and_back"].append((both if layout.even else apart) + ahead + behind)
-            rows["summed"].append(passes.max(axis=0) + sums)
-            rows["returned"].append((count * forward + until * backward).max(axis=0) + tied)
-            if not (schedule is Schedule.gpipe and not layout.even):  # there they precede the way back
-                passes_left = passes_left + after[:, 0] * forward
-            rows["left"].append(passes_left.max(axis=0) + tied)
-            rows["pair"].append(both if layout.even else apart)
-            turned, crossed = _turned(schedule, layout, counts, stage, heads, forward, backward)
-            rows["turned"].append(turned + tied)
-            rows["crossed"].append(crossed + tied)
-            trips, rounds = _rounds(schedule, layout, counts, stage, forward, backward)
-            rows["trips"].append(trips)
-            rows["rounds"].append(rounds + (2 + trips[:, np.newaxis]) * (ahead + returning) + tied)
-        tables = {name: np.array(of_stages) for name, of_stages in rows.items()}
-        return cls(fits=np.arange(tables["step"].shape[1]) <= room[:, np.newaxis], **tables)
+        at_ends = np.zeros((layout.stages, 1))
+        at_ends[[0, last]] = tied
+        first = (np.arange(layout.stages) == 0)[:, np.newaxis, np.newaxis]
+        ahead = np.array([*(float(one.send_forward[0]) for one in heads[:last]), 0.0])[:, np.newaxis]
+        returning = np.array([*(float(one.send_backward[0]) for one in heads[1:]), 0.0])[:, np.newaxis]
+        way_back = np.where(first, 1.0, share) * backward
+        behind = returning + first[:, 0] * heads[0].gradients
+        together, apart = (forward + way_back).min(axis=1), forward.min(axis=1) + way_back.min(axis=1)
+        pair, passes = together if layout.even else apart, count * (forward + backward)
+        sums = np.array([one.gradients for one in heads]) + at_ends
+        until = until_returned(schedule, unlike.lag[:, np.newaxis, np.newaxis], count, first=first)
+        after = [part[..., np.newaxis] for part in left(schedule, unlike, total)]
+        passes_left = after[1] * backward
+        if not (schedule is Schedule.gpipe and not layout.even):  # there they precede the way back
+            passes_left = passes_left + after[0] * forward
+        turned, crossed = _turned(schedule, unlike, heads, forward, backward)
+        trips, rounds = _rounds(schedule, unlike, total, forward, backward)
+        messages = (2 + trips) * (ahead + returning)
+        return cls(
+            fits=np.arange(step.shape[2]) <= room[:, np.newaxis],
+            step=step.min(axis=1),
+            alone=(step + passes).max(axis=1) + sums,
+            there=forward.min(axis=1) + ahead,
+            back=way_back.min(axis=1) + behind,
+            there_and_back=pair + ahead + behind,
+            summed=passes.max(axis=1) + sums,
+            returned=(count * forward + until * backward).max(axis=1) + tied,
+            left=passes_left.max(axis=1) + tied,
+            pair=pair,
+            turned=turned + tied,
+            crossed=crossed + tied,
+            trips=trips,
+            rounds=rounds + messages[..., np.newaxis] + tied,
+        )
 
     def least(self, low: float, high: float) -> float:
         """Seconds from `low` to `high`: no way to share out all layers takes less; more than `high` if none takes up
@@ -140,6 +155,10 @@ class StageTables:
 
         A micro-batch waits at every stage for its optimizer step.
         """
+        if hasattr(compiled, "shortest_trip"):
+            return compiled.shortest_trip(
+                allowed.view(np.uint8), seconds, **{name: getattr(self, name) for name in OF_TRIP}
+            )
         whole, most = allowed.shape[1], int(np.flatnonzero(allowed.any(axis=0))[-1]) + 1
         before = np.arange(whole)[:, np.newaxis] - np.arange(most)
         before[before < 0] = whole  # where all is infinite
@@ -182,69 +201,63 @@ class StageTables:
 
 
 def _rounds(
-    schedule: Schedule,
-    layout: Layout,
-    counts: Sequence[Sequence[int]],
-    stage: int,
-    forward: Floats,
-    backward: Floats,
+    schedule: Schedule, stages: UnlikeReplicas, total: int, forward: Floats, backward: Floats
 ) -> tuple[Floats, Floats]:
-    """[3] the `StageTables.trips` of one stage, and [3, layers + 1] its passes in `rounds`; those of its ranks are
-    [replicas, layers + 1].
+    """[stages, 3] the `StageTables.trips`, and [stages, 3, layers + 1] the passes of stages in `rounds`, of all `total`
+    micro-batches; those of replicas are [stages, replicas, layers + 1].
 
     A micro-batch that another one follows on the next stage may be of another replica.
     """
-    one, own, count, total = schedule.definition, layout.replicas[stage], np.array(counts[stage]), sum(counts[0])
-    held, late = (one.ahead(_after(layout, stage)) + 1) * own, one.lag(sum(layout.replicas[:stage]) // own)
-    far = most_trips((int(count.min()) - 1) * own, held, held)
-    trips, passes = np.zeros(3), np.full((3, forward.shape[1]), -FAR)
-    if far >= 0:
-        trips[1], last = far, (count[:, np.newaxis] - 1) * own
-        for way in (0, 1):
-            chain = Rounds.of(last, held, held, own, late, int(trips[way]))
-            passes[way] = chain.passes(forward, backward, one.input_share).max(axis=0)
-    if stage < layout.stages - 1 and total > held:
-        step = held - one.ahead(_after(layout, stage + 1)) * layout.replicas[stage + 1]
-        trips[2] = most_trips(total - 1, held, step)
-        chain = Rounds.of(total - 1, held, step, own, late, int(trips[2]))
-        passes[2] = chain.passes(forward.min(axis=0), backward.min(axis=0), one.input_share)
+    one, own = schedule.definition, stages.own
+    before, late = one.ahead(stages.after) * own, one.lag(stages.lag)
+    held = before + own
+    trips, passes = np.zeros((len(own), 3)), np.full((len(own), 3, forward.shape[2]), -FAR)
+    far = most_trips((stages.counts.min(axis=1) - 1) * own, held, held)
+    some = np.flatnonzero(far >= 0)
+    trips[some, 1] = far[some]
+    of_some = some, np.newaxis, np.newaxis
+    last = (stages.counts[some, :, np.newaxis] - 1) * own[of_some]
+    for way, times in enumerate((np.zeros_like(far), far)):
+        chain = Rounds.of(last, held[of_some], held[of_some], own[of_some], late[of_some], times[of_some])
+        passes[some, way] = chain.passes(forward[some], backward[some], one.input_share).max(axis=1)
+    some = np.flatnonzero(held[:-1] < total)
+    step = held[some] - before[some + 1]
+    trips[some, 2] = far = most_trips(total - 1, held[some], step)
+    chain = Rounds.of(
+        *(part[:, np.newaxis] for part in (0 * far + total - 1, held[some], step, own[some], late[some], far))
+    )
+    passes[some, 2] = chain.passes(forward[some].min(axis=1), backward[some].min(axis=1), one.input_share)
     return trips, passes
 
 
-def _after(layout: Layout, stage: int) -> int:
-    """Count the micro-batches that a stage and all after it hold for one of its replicas, but one."""
-    return int(sum(layout.replicas[stage:]) - 1) // layout.replicas[stage]
-
-
 def _turned(
-    schedule: Schedule,
-    layout: Layout,
-    counts: Sequence[Sequence[int]],
-    stage: int,
-    heads: Sequence[RankColumns],
-    forward: Floats,
-    backward: Floats,
+    schedule: Schedule, stages: UnlikeReplicas, heads: Sequence[RankColumns], forward: Floats, backward: Floats
 ) -> tuple[Floats, Floats]:
-    """[layers + 1] each: seconds of all passes of a stage there, and then those held back; or of those held there, and
-    then all of them back; and the same with messages of the slowest link before it instead of the passes there. On the
-    way back what takes longer counts.
+    """[stages, layers + 1] each: seconds of all passes of a stage there, and then those held back; or of those held
+    there, and then all of them back; and the same with messages of the slowest link before it instead of the passes
+    there. On the way back what takes longer counts. `heads` are ranks of each stage.
 
     Which replica the last micro-batch that crosses the link comes to is not known.
     """
-    share, own, count = schedule.definition.input_share, layout.replicas[stage], np.array(counts[stage])[:, np.newaxis]
-    held = held_at_most(schedule, _after(layout, stage), count)
+    share, own, count = schedule.definition.input_share, stages.own, stages.counts[..., np.newaxis]
+    held = held_at_most(schedule, stages.after[:, np.newaxis, np.newaxis], count)
     pair, way_back = forward + share * backward, share * backward
-    late, early = (held - 1) * way_back, ((held - 1) * forward, (count - 1) * way_back)
-    if stage == 0:
-        found = (pair + np.maximum((count - 1) * forward + late, sum(early))).max(axis=0)
-        return found, found
-    before = max(range(stage), key=lambda number: float(heads[number].busy_forward[0]))
-    there, back = float(heads[before].busy_forward[0]), float(heads[before + 1].busy_backward[0])
-    peers, senders = layout.replicas[before : before + 2]
-    late = np.maximum(late, (through_one(int(held.min()), own, senders) - 1) * back)
-    last = np.maximum(early[1], (through_one(int(count.min()), own, senders) - 1) * back)
-    by_passes = (pair + np.maximum((count - 1) * forward + late, early[0] + last)).max(axis=0)
-    all_there, held_there = (
-        (number - 1) * there for number in (counts[before][0], through_one(int(held.min()), own, peers))
-    )
-    return by_passes, np.maximum((pair + last).max(axis=0) + held_there, all_there + (pair + late).min(axis=0))
+    busy, busy_back = (np.array([getattr(one, f"busy_{way}")[0] for one in heads]) for way in ("forward", "backward"))
+    before = np.array([0, *(int(busy[:stage].argmax()) for stage in range(1, len(own)))])
+    behind = np.minimum(before + 1, len(own) - 1)
+    some, every = held.min(axis=(1, 2)), stages.counts.min(axis=1)
+    there, back = busy[before], busy_back[behind]
+    there[0] = back[0] = 0.0
+
+    def crossing(number: Integers, others: Integers, seconds: Floats) -> Floats:
+        """[stages, 1]: seconds of messages between the first and the last of so many micro-batches of a replica."""
+        found: Floats = ((through_one(number, own, others) - 1) * seconds)[:, np.newaxis]
+        return found
+
+    held_there, sent = crossing(some, own[before], there), (stages.counts[before, 0] - 1) * there
+    late = np.maximum((held - 1) * way_back, crossing(some, own[behind], back)[..., np.newaxis])
+    last = np.maximum((count - 1) * way_back, crossing(every, own[behind], back)[..., np.newaxis])
+    by_passes = (pair + np.maximum((count - 1) * forward + late, (held - 1) * forward + last)).max(axis=1)
+    crossed = np.maximum((pair + last).max(axis=1) + held_there, sent[:, np.newaxis] + (pair + late).min(axis=1))
+    crossed[0] = by_passes[0]
+    return by_passes, crossed

@@ -281,6 +281,10 @@ class _UnlikeNodes(Nodes):
             return placed_links
         return self._part_by_part(placed_links, training)
 
+    def capacity(self, training: Training, memory_gib: Floats) -> tuple[Integers, None]:
+        """No limit: what stages keep depends on those of other sizes."""
+        return np.full(memory_gib.shape, training.blocks.layers), None
+
     def replicas_of(self, training: Training) -> list[Integers]:
         nodes = [node for node, kind in enumerate(self.orders[0]) for _ in range(self.kinds[kind].gpus)]
         layout = self._layout

@@ -18,7 +18,7 @@ from conf.schema.values.partition import Partition, Shares
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
-from fasop.search.by_stage import bounds, layout_bounds, look
+from fasop.search.by_stage import bounds, layout_bounds, look, whole_layers
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import QUICK, WHOLE
@@ -326,6 +326,25 @@ def test_bounds_of_compiled_loops_are_those_of_numpy_to_the_last_bit(
             by_numpy = [placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
         for compiled, plain in zip(found, by_numpy, strict=True):
             assert np.array_equal(compiled, plain)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_whole_layers_are_shared_out_alike_with_and_without_a_compiler(
+    network: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tightened: dict[bool, list[float]] = {}
+    for has_compiler in (True, False):
+        if not has_compiler:
+            monkeypatch.setattr(whole_layers, "compiled", None)
+        for seed in range(30, 36):
+            _, kinds, _, plans = small_case(seed, network=network)
+            for plan in plans[:: max(1, len(plans) // 12)]:
+                work = Work(plan.training, kinds, sorted(set(plan.training.parallel.layout.tensors)))
+                one = Candidate(plan.training, plan.nodes, work, [kind.name for kind in kinds])
+                one.tighten(3 * one.bound)
+                tightened.setdefault(has_compiler, []).append(one.bound)
+    assert tightened[True] == tightened[False]
+    assert len(set(tightened[True])) > 20
 
 
 @pytest.mark.parametrize("between", BETWEEN)
