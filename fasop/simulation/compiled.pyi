@@ -49,16 +49,23 @@ def column_ends(
     row: Numbers,
     link: Numbers,
 ) -> Floats: ...
-def chain_of_trip(
-    costs: Sequence[tuple[int, NDArray[np.uint8], Floats, Floats, Floats, Floats]],
+def trip_chains(
+    present: NDArray[np.uint8],
+    size: Integers,
     first: Integers,
     replicas: Integers,
+    last: Integers,
     even: NDArray[np.uint8],
     ahead: Integers,
     lag: Integers,
     left: Floats | None,
+    forward: Floats,
+    backward: Floats,
+    embedding: Floats,
+    head: Floats,
     count: int,
     share: float,
+    far: float,
 ) -> Floats: ...
 def mean_of_rows(trip: Floats, layer: Floats, fixed: Floats, work: float, tiny: float) -> Floats: ...
 def shortest_trip(

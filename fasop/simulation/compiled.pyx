@@ -525,60 +525,64 @@ def column_ends(
     return now.base
 
 
-def chain_of_trip(
-    costs, const long[:, ::1] first, const long[:, ::1] replicas, const unsigned char[::1] even,
-    const long[:, ::1] ahead, const long[:, ::1] lag, left, int count, double share,
+cdef inline double _ends(double embedding, double head, long stage, long last) noexcept nogil:
+    return (embedding if stage == 0 else 0.0) + (head if stage == last else 0.0)
+
+
+def trip_chains(
+    const unsigned char[:, :, ::1] present, const long[:, ::1] size, const long[:, ::1] first,
+    const long[:, ::1] replicas, const long[::1] last, const unsigned char[::1] even, const long[:, ::1] ahead,
+    const long[:, ::1] lag, left, const double[:, :] forward, const double[:, :] backward,
+    const double[:, :, :] embedding, const double[:, :, :] head, int count, double share, double far,
 ):
     """What `fasop.search.by_stage.layout_bounds` does in `PlacedLayouts._chain_of_trip`, layout by layout.
 
     Args:
-        costs: for each kind of node its number and, [layouts, stages] each, where stages lie on it and the seconds of a
-            unit, forward and backward, and beside units.
+        present: [kinds, layouts, stages]: whether stages lie on nodes of a kind.
+        size, first: [layouts, stages]: the numbers of a stage's tensor size, and of the kind on which it begins.
+        last: [layouts]: the number of the last stage.
         left: [layouts, stages]: forward passes that are left whichever replica it is, with GPipe; else None.
+        forward, backward: [sizes, kinds]: seconds of a unit.
+        embedding, head: [sizes, kinds, 2]: forward and backward.
+        far: what a trip takes behind the last stage.
 
     Returns:
         [4, layouts, stages]: the trip of a unit, the same beside units, the passes left of a unit, and beside units.
     """
-    cdef Py_ssize_t row, s, rows = first.shape[0], stages = first.shape[1]
-    cdef double[:, :, ::1] found = np.zeros((4, rows, stages))
-    cdef double[:, :, ::1] least = np.full((6, rows, stages), INFINITY)
-    cdef const unsigned char[:, ::1] present
-    cdef const double[:, ::1] forward, backward, end_forward, end_backward, in_gpipe
-    cdef int gpipe = left is not None
-    cdef long number, batches, whole
-    cdef double there, back, of_kind, beside, passes, owed, there_end
+    cdef Py_ssize_t row, s, kind, kinds = present.shape[0]
+    cdef double[:, :, ::1] found = np.zeros((4, first.shape[0], first.shape[1]))
+    cdef double[6] least
+    cdef const double[:, ::1] in_gpipe
+    cdef int gpipe = left is not None, way
+    cdef long batches, whole, own
+    cdef double there, back, of_kind, passes, owed, there_end, end_forward, end_backward
     if gpipe:
         in_gpipe = left
-    for kind in costs:
-        present, forward, backward, end_forward, end_backward = kind[1:]
-        for row in range(rows):
-            for s in range(stages):
-                if present[row, s]:
-                    least[0, row, s] = min(least[0, row, s], forward[row, s] + share * backward[row, s])
-                    least[1, row, s] = min(least[1, row, s], forward[row, s])
-                    least[2, row, s] = min(least[2, row, s], backward[row, s])
-                    least[3, row, s] = min(least[3, row, s], end_forward[row, s] + share * end_backward[row, s])
-                    least[4, row, s] = min(least[4, row, s], end_forward[row, s])
-                    least[5, row, s] = min(least[5, row, s], end_backward[row, s])
-    for row in range(rows):
-        for s in range(stages):
-            found[2, row, s] = -INFINITY
+    for row in range(first.shape[0]):
+        for s in range(last[row] + 1):
+            own = size[row, s]
+            for way in range(6):
+                least[way] = INFINITY
+            for kind in range(kinds):
+                if present[kind, row, s]:
+                    end_forward = _ends(embedding[own, kind, 0], head[own, kind, 0], s, last[row])
+                    end_backward = _ends(embedding[own, kind, 1], head[own, kind, 1], s, last[row])
+                    least[0] = min(least[0], forward[own, kind] + share * backward[own, kind])
+                    least[1] = min(least[1], forward[own, kind])
+                    least[2] = min(least[2], backward[own, kind])
+                    least[3] = min(least[3], end_forward + share * end_backward)
+                    least[4] = min(least[4], end_forward)
+                    least[5] = min(least[5], end_backward)
             if even[row]:
-                found[0, row, s], found[1, row, s] = least[0, row, s], least[3, row, s]
+                found[0, row, s], found[1, row, s] = least[0], least[3]
             else:
-                back = least[2, row, s] if least[2, row, s] < INFINITY else 0.0
-                found[0, row, s] = least[1, row, s] + share * back
-                back = least[5, row, s] if least[5, row, s] < INFINITY else 0.0
-                found[1, row, s] = least[4, row, s] + share * back
-    for kind in costs:
-        number = kind[0]
-        present, forward, backward, end_forward, end_backward = kind[1:]
-        for row in range(rows):
-            for s in range(stages):
-                if not present[row, s]:
+                found[0, row, s], found[1, row, s] = least[1] + share * least[2], least[4] + share * least[5]
+            found[2, row, s] = -INFINITY
+            for kind in range(kinds):
+                if not present[kind, row, s]:
                     continue
                 batches = count // replicas[row, s]
-                if first[row, s] == number and batches * replicas[row, s] < count:
+                if first[row, s] == kind and batches * replicas[row, s] < count:
                     batches += 1
                 if gpipe:
                     passes = in_gpipe[row, s]
@@ -589,13 +593,17 @@ def chain_of_trip(
                 back = batches - 1 - owed
                 if back < 0.0:
                     back = 0.0
-                there, there_end = forward[row, s], end_forward[row, s]
+                end_forward = _ends(embedding[own, kind, 0], head[own, kind, 0], s, last[row])
+                end_backward = _ends(embedding[own, kind, 1], head[own, kind, 1], s, last[row])
+                there, there_end = forward[own, kind], end_forward
                 if gpipe and not even[row]:  # the quickest replica's
-                    there, there_end = least[1, row, s], least[4, row, s]
-                of_kind = passes * there + back * backward[row, s]
+                    there, there_end = least[1], least[4]
+                of_kind = passes * there + back * backward[own, kind]
                 if of_kind > found[2, row, s]:
                     found[2, row, s] = of_kind
-                    found[3, row, s] = passes * there_end + back * end_backward[row, s]
+                    found[3, row, s] = passes * there_end + back * end_backward
+        for s in range(last[row] + 1, first.shape[1]):
+            found[0, row, s], found[2, row, s] = far, 1.0
     return found.base
 
 

@@ -87,34 +87,26 @@ def least(chains: Chains, work: float, beside: Beside | None = None) -> Floats:
 
 class TripBound(NamedTuple):
     """The first micro-batch of a replica goes through all stages and back, then its stage has passes left: [plans,
-    stages] each but for the last."""
+    stages] each but for the last; a unit's trip takes `FAR` behind a plan's last stage."""
 
     trip: Floats
     """Seconds of a unit of work."""
     left: Linear
     """Passes that are left."""
-    exists: NDArray[np.bool_]
     constant: Floats
     """[plans]: without any work."""
 
-    def least(self, work: float, capacity: Integers, *, alike: bool) -> Floats:
-        """[plans]: no way to share out so much work takes less; stages have room for so many layers."""
-        trip, fixed, layer = (
-            np.ascontiguousarray(np.where(self.exists, part, nothing))
-            for part, nothing in (
-                (self.trip, FAR),
-                (self.left.fixed, 0.0),
-                (np.maximum(self.left.layer, LEAST), 1.0),
-            )
-        )
+    def least(self, work: float, capacity: Integers | None = None) -> Floats:
+        """[plans]: no way to share out so much work takes less; of whole layers, if stages have room for so many."""
+        trip, fixed, layer = (np.ascontiguousarray(part) for part in (self.trip, self.left.fixed, self.left.layer))
+        layer = np.maximum(layer, LEAST)
         left = Linear(fixed=fixed.T, layer=layer.T)
         if hasattr(compiled, "mean_of_rows") and trip.shape[1] <= IN_A_ROW:
             longest = compiled.mean_of_rows(trip, layer, fixed, work, TINY)
         else:
             longest = mean_of(trip.T, left, np.array(work))
-        if alike:
-            room = np.where(self.exists, capacity, 0).T
-            longest = np.maximum(longest, whole_of(trip.T, left, room, round(work)))
+        if capacity is not None:
+            longest = np.maximum(longest, whole_of(trip.T, left, capacity.T, round(work)))
         found: Floats = self.constant + longest
         return found
 

@@ -200,17 +200,13 @@ class Candidate:
             quickest = np.broadcast_to(passes[:, 0].min(axis=2, keepdims=True), passes[:, 0].shape)
             passes = np.stack([quickest, passes[:, 1]], axis=1)
         units, beside = _longest(passes, *left(schedule, unlike, self._total))
-        chain = TripBound(
-            trip[np.newaxis],
-            Linear(fixed=beside[np.newaxis], layer=units[np.newaxis]),
-            np.ones((1, layout.stages), bool),
-            np.array([constant]),
-        )
+        left_over = Linear(fixed=beside[np.newaxis], layer=units[np.newaxis])
+        chain = TripBound(trip[np.newaxis], left_over, np.array([constant]))
         room = self._layers_at_most
         if self.alike and np.minimum(room, self._blocks.layers).sum() < self._blocks.layers:
             return math.inf
         queued = constant + work.whole * float(trip.min()) + queue
-        return max(queued, float(chain.least(work.whole, room[np.newaxis], alike=self.alike)[0]))
+        return max(queued, float(chain.least(work.whole, room[np.newaxis] if self.alike else None)[0]))
 
     @property
     def _summed(self) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import accumulate, chain
 
 import numpy as np
@@ -23,6 +24,20 @@ class LayoutBatch:
         self.last = exists.sum(axis=1) - 1
         self.even: NDArray[np.bool_] = ((replicas == replicas[:, :1]) | ~exists).all(axis=1)
         """[layouts]: whether all stages have as many replicas."""
+
+    @cached_property
+    def ahead(self) -> Integers:
+        """[layouts, stages]: micro-batches that this stage and all after it hold for one of its replicas, but one."""
+        after = np.cumsum((self.exists * self.replicas)[:, ::-1], axis=1)[:, ::-1]
+        found: Integers = (after - 1) // self.replicas
+        return found
+
+    @cached_property
+    def lag(self) -> Integers:
+        """[layouts, stages]: micro-batches that weight gradients may come later."""
+        behind = self.exists * self.replicas
+        found: Integers = (np.cumsum(behind, axis=1) - behind) // self.replicas
+        return found
 
     @classmethod
     def of(cls, every: Sequence[Layout]) -> LayoutBatch:

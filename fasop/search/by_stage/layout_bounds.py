@@ -17,6 +17,7 @@ from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.search.by_stage.bounds import (
+    FAR,
     Chains,
     TripBound,
     Way,
@@ -127,7 +128,7 @@ class PlacedLayouts:
         for kind in costs:
             batches = np.where(self._first == kind.number, most, fewest)
             back, least_back = (
-                each if way.sums else until_returned(schedule, self._lag, each, first=number == 0)
+                each if way.sums else until_returned(schedule, self._layouts.lag, each, first=number == 0)
                 for each in (batches, fewest)
             )
             own = largest_present(own, batches * kind.forward + back * kind.backward, kind.present)
@@ -164,8 +165,8 @@ class PlacedLayouts:
             total=count,
             fewest=fewest,
             most=most,
-            ahead=np.maximum(self._ahead, 0),
-            lag=self._lag,
+            ahead=np.maximum(self._layouts.ahead, 0),
+            lag=self._layouts.lag,
             hop=hop,
             busy=busy,
             trip=chains.trip,
@@ -185,24 +186,29 @@ class PlacedLayouts:
         """[2, layouts]: the same of whole layers, where all are alike, which takes longer to find."""
         return self._of_trip(one, work, alike=len(work.units) == 1)
 
+    def trip_alone(self, one: Training, work: Work) -> Floats:
+        """[layouts]: the same without messages, sums and steps, which takes little time: most layouts are above what is
+        worth it even so."""
+        return self._chain(one, work, np.zeros(len(self._layouts.last))).least(work.whole)
+
     def _of_trip(self, one: Training, work: Work, *, alike: bool) -> Floats:
-        layouts, count = self._layouts, one.parallel.global_batch_size // one.parallel.micro_batch_size
-        find = self._compiled_chain if hasattr(compiled, "chain_of_trip") else self._chain_of_trip
-        trip, ends, layer, fixed = find(one.parallel.schedule, count, self._costs(work))
-        messages = 2 * self._hops(work).sum(axis=1)
-        constant = messages + np.where(layouts.exists, ends, 0.0).sum(axis=1) + self._ending(one)
-        chain = TripBound(trip, Linear(fixed=fixed, layer=layer), layouts.exists, constant)
-        room = np.full(layouts.tensors.shape, one.blocks.layers)
-        longest = np.maximum(chain.least(work.whole, room, alike=alike), self._queue(one, work, constant, trip))
+        chain = self._chain(one, work, 2 * self._hops(work).sum(axis=1) + self._ending(one))
+        room = one.blocks.layers * self._layouts.exists if alike else None
+        longest = np.maximum(chain.least(work.whole, room), self._queue(one, work, chain))
         found: Floats = longest + self._start(one)
         return found
 
-    def _chain_of_trip(
-        self, schedule: Schedule, count: int, costs: Sequence[_KindCosts]
-    ) -> tuple[Floats, Floats, Floats, Floats]:
-        """[layouts, stages]: seconds of a unit's trip and, beside units, of the way there and back; of a unit in the
-        passes that are left, and beside units."""
-        layouts, half = self._layouts, schedule.definition.input_share
+    def _chain(self, one: Training, work: Work, constant: Floats) -> TripBound:
+        """The chain through all stages and back, with a `constant` [layouts] of seconds."""
+        count = one.parallel.global_batch_size // one.parallel.micro_batch_size
+        find = self._compiled_chain if hasattr(compiled, "trip_chains") else self._chain_of_trip
+        trip, ends, layer, fixed = find(one.parallel.schedule, count, work)
+        return TripBound(trip, Linear(fixed=fixed, layer=layer), constant + ends.sum(axis=1))
+
+    def _chain_of_trip(self, schedule: Schedule, count: int, work: Work) -> Floats:
+        """[4, layouts, stages]: seconds of a unit's trip and, beside units, of the way there and back; of a unit in the
+        passes that are left, and beside units; behind the last stage a trip takes `FAR`."""
+        costs, layouts, half = self._costs(work), self._layouts, schedule.definition.input_share
         fewest, most = self._shared_out(count)
         layer, fixed = np.full(layouts.tensors.shape, -np.inf), np.zeros(layouts.tensors.shape)
         trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, half)
@@ -213,49 +219,48 @@ class PlacedLayouts:
         for kind in costs:
             batches = np.where(self._first == kind.number, most, fewest)
             ahead = self._forward_left(schedule, batches, count) if in_gpipe is None else in_gpipe
-            back = np.asarray(backward_left(schedule, self._lag, batches), float)
+            back = np.asarray(backward_left(schedule, self._layouts.lag, batches), float)
             forward, beside = np.where(any_replica, [there, there_ends], [kind.forward, kind.ends[0]])
             of_kind = ahead * forward + back * kind.backward
             longer = kind.present & (of_kind > layer)
             layer = np.where(longer, of_kind, layer)
             fixed = np.where(longer, ahead * beside + back * kind.ends[1], fixed)
-        return trip, ends, layer, fixed
+        nothing = np.array([FAR, 0.0, 1.0, 0.0])[:, np.newaxis, np.newaxis]
+        return np.where(layouts.exists, [trip, ends, layer, fixed], nothing)
 
-    def _compiled_chain(
-        self, schedule: Schedule, count: int, costs: Sequence[_KindCosts]
-    ) -> tuple[Floats, Floats, Floats, Floats]:
+    def _compiled_chain(self, schedule: Schedule, count: int, work: Work) -> Floats:
         """The same by the compiled loop."""
         layouts, one, like = self._layouts, schedule.definition, np.zeros_like(self._layouts.replicas)
         gpipe = schedule is Schedule.gpipe
-        found = compiled.chain_of_trip(
-            [
-                (
-                    kind.number,
-                    _in_rows(kind.present.view(np.uint8)),
-                    *map(_in_rows, (kind.forward, kind.backward, *kind.ends)),
-                )
-                for kind in costs
-            ],
+        found: Floats = compiled.trip_chains(
+            self._present.view(np.uint8),
+            _in_rows(self._sizes(work)),
             _in_rows(self._first),
             _in_rows(layouts.replicas),
+            layouts.last,
             layouts.even.view(np.uint8),
-            _in_rows(like if gpipe else like + one.ahead(self._ahead)),
-            _in_rows(like + one.lag(self._lag)),
+            _in_rows(like if gpipe else like + one.ahead(layouts.ahead)),
+            _in_rows(like + one.lag(layouts.lag)),
             _in_rows(self._forward_left(schedule, like, count)) if gpipe else None,
+            work.forward,
+            work.backward,
+            work.embedding,
+            work.head,
             count,
             one.input_share,
+            FAR,
         )
-        return found[0], found[1], found[2], found[3]
+        return found
 
-    def _queue(self, one: Training, work: Work, constant: Floats, trip: Floats) -> Floats:
+    def _queue(self, one: Training, work: Work, chain: TripBound) -> Floats:
         """[layouts]: the busiest link sends all its messages one after another; before the first of them and behind the
         last one lies a micro-batch's trip, or where messages to both neighbours leave by it, a micro-batch's messages.
         """
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
         key = (float(count), *work.messages)
         queues = self._kept("queues", key, lambda every: every._queues(every._messages(work), count))
-        shortest = np.where(self._layouts.exists, trip, np.inf).min(axis=1)
-        found: Floats = np.maximum(constant + work.whole * shortest + queues[:, 0, 0], queues[:, 0, 1])
+        shortest = chain.constant + work.whole * chain.trip.min(axis=1)
+        found: Floats = np.maximum(shortest + queues[:, 0, 0], queues[:, 0, 1])
         return found
 
     def _queues(self, messages: Floats, count: int) -> Floats:
@@ -319,11 +324,14 @@ class PlacedLayouts:
         return found
 
     @cached_property
-    def _present(self) -> list[NDArray[np.bool_]]:
-        """[layouts, stages] for each kind of node: whether the stage lies on such nodes, too."""
-        layouts = self._layouts
-        before = [np.array([0, *np.cumsum(self._of_gpu == kind)]) for kind in range(len(self._names))]
-        return [(of_kind[layouts.ends] > of_kind[layouts.begins]) & layouts.exists for of_kind in before]
+    def _present(self) -> NDArray[np.bool_]:
+        """[kinds, layouts, stages]: whether the stage lies on nodes of the kind, too."""
+        layouts, kinds = self._layouts, np.arange(len(self._names))
+        before = np.concatenate(
+            [np.zeros((len(kinds), 1), int), (self._of_gpu == kinds[:, np.newaxis]).cumsum(axis=1)], 1
+        )
+        found: NDArray[np.bool_] = (before.take(layouts.ends, 1) > before.take(layouts.begins, 1)) & layouts.exists
+        return np.ascontiguousarray(found)
 
     def _sizes(self, work: Work) -> Integers:
         """[layouts, stages]: the number of each stage's tensor size in `work`."""
@@ -363,21 +371,7 @@ class PlacedLayouts:
             replicas = self._layouts.replicas
             last = replicas[np.arange(len(replicas)), self._layouts.last][:, np.newaxis]
             return np.asarray(forward_in_gpipe(replicas, last, total), float)
-        return np.asarray(forward_left(schedule, self._ahead, each), float)
-
-    @cached_property
-    def _ahead(self) -> Integers:
-        """[layouts, stages]: micro-batches that this stage and all after it hold for one of its replicas, but one."""
-        after = np.cumsum((self._layouts.exists * self._layouts.replicas)[:, ::-1], axis=1)[:, ::-1]
-        found: Integers = (after - 1) // self._layouts.replicas
-        return found
-
-    @cached_property
-    def _lag(self) -> Integers:
-        """[layouts, stages]: micro-batches that weight gradients may come later."""
-        behind = self._layouts.exists * self._layouts.replicas
-        found: Integers = (np.cumsum(behind, axis=1) - behind) // self._layouts.replicas
-        return found
+        return np.asarray(forward_left(schedule, self._layouts.ahead, each), float)
 
     def _hops(self, work: Work) -> Floats:
         return self._messages(work)[..., 0]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.values.partition import Shares
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
@@ -41,8 +41,8 @@ PER_CHANGE, PER_PART = 0.05, 0.6
 """How much longer than its bound a plan takes (logarithms), for each factor of e by which stages differ, and if a
 replica has but one of the micro-batches."""
 BOUNDS = (
-    *(PlacedLayouts.shortest_trip, PlacedLayouts.trip_in_parts),
-    *(PlacedLayouts.least_seconds, PlacedLayouts.trip_seconds, PlacedLayouts.turning_seconds),
+    *(PlacedLayouts.trip_in_parts, PlacedLayouts.least_seconds),
+    *(PlacedLayouts.trip_seconds, PlacedLayouts.turning_seconds),
 )
 """Bound many layouts, each of them those that the ones before leave."""
 
@@ -84,6 +84,24 @@ class _Costs(NamedTuple):
         return self.recompute is not Recompute.none, not self.schedule.definition.splits_backward
 
 
+class _Group(NamedTuple):
+    """Options whose bounds are found together."""
+
+    costs: _Costs
+    numbers: tuple[int, ...]
+    one: Training
+    """One of them: without a sharded optimizer if there is any."""
+    whole: int
+    """Which of both bounds is that of those without: 1 if all have a sharded optimizer."""
+    sharded: int
+    """Which is the least of them."""
+
+    @classmethod
+    def of(cls, costs: _Costs, numbers: Sequence[int], options: Sequence[Training]) -> _Group:
+        first = {options[option].parallel.sharded_optimizer: options[option] for option in numbers[::-1]}
+        return cls(costs, tuple(numbers), first.get(False) or first[True], int(min(first)), int(max(first)))
+
+
 class StagedPlans:
     """All layouts on all orders of some nodes."""
 
@@ -98,6 +116,8 @@ class StagedPlans:
         self.options = [*self._options()] if self.tensors else []
         self._gpus, self._most_layouts = math.gcd(*gpus), min(most, PLACED // max(1, len(self.orders)))
         self._works: dict[tuple[object, ...], Work] = {}
+        self._shortest_trips: dict[_Costs, Floats] = {}
+        self._inside_nodes: dict[tuple[int, ...], list[tuple[Integers, LayoutBatch]]] = {}
 
     @cached_property
     def every(self) -> Layouts:
@@ -144,45 +164,98 @@ class StagedPlans:
     def rows(self, number: int, orders: Sequence[int], worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[Rows]:
         """Those of some node orders that are worth it, by their bounds, and for each group of options and order the
         least of the others."""
-        batch, groups = self._training.parallel.global_batch_size, dict[_Costs, list[int]]()
-        for option, one in enumerate(self.options):
-            groups.setdefault(_Costs.of(one.parallel), []).append(option)
-        every = []
-        for costs, numbers in sorted(groups.items(), key=lambda row: row[0].last):
-            first = {self.options[option].parallel.sharded_optimizer: self.options[option] for option in numbers[::-1]}
-            one = first.get(False) or first[True]
-            every.append((costs, tuple(numbers), one, int(min(first)), int(max(first))))
-        inside = {
-            gpus: self.many.inside_nodes(gpus)
-            for gpus in {tuple(node.gpus for node in self.orders[order]) for order in orders}
-        }
-        for order, (low, high) in product(orders, pairwise(STAGES)):
+
+        def may_be(bounds: Floats) -> NDArray[np.bool_]:
+            return worth(bounds) & np.isfinite(bounds)
+
+        sizes = dict.fromkeys(group.costs.micro_batch_size for group in self._groups)
+        for order in orders:
             nodes = self.orders[order]
-            fits = inside[tuple(node.gpus for node in nodes)]
-            some = np.nonzero(fits & (self.many.last >= low) & (self.many.last < high))[0]
-            placed, most = PlacedLayouts(self.many.take(some), nodes, self.names), self.many.replicas[some].max(axis=1)
-            known, halves = dict[tuple[object, ...], Floats](), dict[int, Floats]()
-            for costs, options, one, whole, sharded in every:
-                work = self._work(one)
-                fine = most <= min(batch // costs.micro_batch_size, MOST_REPLICAS)
-                bounds = known.get(costs[::2], np.zeros((2, len(some)))).copy()
-                if costs.schedule is Schedule.one_f_one_b and costs.micro_batch_size in halves:
-                    bounds = np.maximum(bounds, halves[costs.micro_batch_size])
-                lowest = bounds[sharded]  # where a sharded optimizer is tried, with that
-                for bound in BOUNDS:
-                    if len(near := np.nonzero(fine & worth(lowest))[0]):
-                        of_near = placed if len(near) == len(some) else placed.take(near)
-                        bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, one, work))
-                    if bound is PlacedLayouts.trip_in_parts and costs.schedule.definition.splits_backward:
-                        halves.setdefault(costs.micro_batch_size, bounds.copy())  # none that are whole take less
+            every = [*zip(self._groups, self._quick_bounds(nodes, may_be), strict=True)]
+            for of_size in ([pair for pair in every if pair[0].costs.micro_batch_size == size] for size in sizes):
+                close = np.flatnonzero(may_be(np.min([bounds for _, bounds in of_size], axis=0)))
+                placed = PlacedLayouts(self.many.take(close), nodes, self.names)
+                for group, quick, bounds in self._close_bounds(of_size, close, placed, may_be):
+                    lowest = quick[close] = bounds[group.sharded]
+                    kept = np.flatnonzero(may_be(lowest))
+                    rows = zip(
+                        bounds[group.whole, kept].tolist(), close[kept].tolist(), lowest[kept].tolist(), strict=True
+                    )
+                    yield Rows(
+                        float(quick[~may_be(quick)].min(initial=math.inf)),
+                        [Row(bound, number, order, group.numbers, place, other) for bound, place, other in rows],
+                    )
+
+    def _close_bounds(
+        self,
+        of_size: Sequence[tuple[_Group, Floats]],
+        close: Integers,
+        placed: PlacedLayouts,
+        worth: Callable[[Floats], NDArray[np.bool_]],
+    ) -> Iterator[tuple[_Group, Floats, Floats]]:
+        """Yield groups of options with micro-batches of one size, with their quick bounds and [2, layouts] those of
+        layouts that are `close`, without and with a sharded optimizer."""
+        known, halves = dict[Schedule, Floats](), np.zeros(1)
+        for group, quick in of_size:
+            costs, work = group.costs, self._work(group.one)
+            bounds = np.maximum(known.get(costs.schedule, 0.0), np.stack([quick[close]] * 2))
+            if costs.schedule is Schedule.one_f_one_b:
+                bounds = np.maximum(bounds, halves)
+            lowest = bounds[group.sharded]  # where a sharded optimizer is tried, with that
+            for bound in BOUNDS:
+                if len(near := np.flatnonzero(worth(lowest))):
+                    of_near = placed if len(near) == len(close) else placed.take(near)
+                    bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, group.one, work))
+                if bound is PlacedLayouts.trip_in_parts and costs.schedule.definition.splits_backward:
+                    halves = bounds.copy() if halves.ndim == 1 else halves  # none that are whole take less
+            if costs.recompute is Recompute.none:
+                known[costs.schedule] = bounds  # to compute again takes no less
+            yield group, quick, bounds
+
+    def _quick_bounds(self, nodes: Sequence[NodeKind], worth: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
+        """[groups, layouts]: bounds that take little time, on nodes in one order, with every group of options; infinite
+        where there are fewer micro-batches than replicas, or a tensor group lies on two nodes."""
+        found = np.full((len(self._groups), len(self.wanted)), math.inf)
+        for some, batch in self._inside(tuple(node.gpus for node in nodes)):
+            placed, known = PlacedLayouts(batch, nodes, self.names), dict[object, Floats]()
+            for group, of_group in zip(self._groups, found, strict=True):
+                costs, one, work = group.costs, group.one, self._work(group.one)
+                bounds = np.maximum(self._shortest(group)[some], known.get(costs[::2], 0.0))
+                if worth(bounds).any():
+                    bounds = np.maximum(bounds, placed.trip_alone(one, work))
                 if costs.recompute is Recompute.none:
                     known[costs[::2]] = bounds  # to compute again takes no less
-                kept = fine & worth(lowest)
-                rows = zip(bounds[whole, kept].tolist(), some[kept].tolist(), lowest[kept].tolist(), strict=True)
-                yield Rows(
-                    float(lowest[fine & ~kept].min(initial=math.inf)),
-                    [Row(bound, number, order, options, place, other) for bound, place, other in rows],
-                )
+                of_group[some] = bounds
+        return found
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        """Options by what their bounds depend on; those come first that take no less than others."""
+        numbers = dict[_Costs, list[int]]()
+        for option, one in enumerate(self.options):
+            numbers.setdefault(_Costs.of(one.parallel), []).append(option)
+        return [
+            _Group.of(costs, own, self.options) for costs, own in sorted(numbers.items(), key=lambda row: row[0].last)
+        ]
+
+    def _shortest(self, group: _Group) -> Floats:
+        """[layouts]: what `PlacedLayouts.shortest_trip` says, the same in every order; infinite where there are fewer
+        micro-batches than replicas."""
+        costs = group.costs
+        if costs not in self._shortest_trips:
+            most = min(self._training.parallel.global_batch_size // costs.micro_batch_size, MOST_REPLICAS)
+            placed = PlacedLayouts(self.many, self.orders[0], self.names)
+            trip = placed.shortest_trip(group.one, self._work(group.one))
+            self._shortest_trips[costs] = np.where(self.many.replicas.max(axis=1) <= most, trip, math.inf)
+        return self._shortest_trips[costs]
+
+    def _inside(self, gpus: tuple[int, ...]) -> list[tuple[Integers, LayoutBatch]]:
+        """The layouts of which every tensor group lies inside a node, by their `STAGES`, with their numbers."""
+        if gpus not in self._inside_nodes:
+            fine, last = self.many.inside_nodes(gpus), self.many.last
+            every = [np.flatnonzero(fine & (last >= low) & (last < high)) for low, high in pairwise(STAGES)]
+            self._inside_nodes[gpus] = [(some, self.many.take(some)) for some in every if len(some)]
+        return self._inside_nodes[gpus]
 
     def estimate(self, row: Row, bound: float) -> float:
         """Seconds that plans may take which have such a bound, to say which are worth a look.

@@ -269,6 +269,8 @@ def test_no_plan_is_below_its_bounds(seed: int, network: str) -> None:
         of_tensors = [sized(one, tensor) for tensor in work.sizes]
         assert 0 < LowerBounds(kinds).of_work(of_tensors, [one.parallel.recompute], kinds) <= taken * (1 + 1e-9)
         assert 0 < placed.shortest_trip(one, work)[0] <= taken * (1 + 1e-9)
+        assert 0 < placed.trip_alone(one, work)[0] <= placed.trip_in_parts(one, work).min() * (1 + 1e-9)
+        assert placed.trip_in_parts(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.least_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.trip_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.turning_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
@@ -319,11 +321,11 @@ def test_bounds_of_compiled_loops_are_those_of_numpy_to_the_last_bit(
     work = Work(one, staged.kinds, staged.tensors)
     for order in (0, 3):
         placed = PlacedLayouts(staged.many, staged.orders[order], staged.names)
-        found = [placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
+        found = [placed.trip_alone(one, work), placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
         with monkeypatch.context() as patch:
             patch.setattr(layout_bounds, "compiled", None)
             patch.setattr(bounds, "compiled", None)
-            by_numpy = [placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
+            by_numpy = [placed.trip_alone(one, work), placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
         for compiled, plain in zip(found, by_numpy, strict=True):
             assert np.array_equal(compiled, plain)
 
