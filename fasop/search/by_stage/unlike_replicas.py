@@ -13,7 +13,7 @@ from megatron_ext.contract.layout import Layout
 
 
 class UnlikeReplicas(NamedTuple):
-    """Of the replicas of a stage that take as long as each other, one: of most stages a single one is left."""
+    """One of all replicas of a stage that take as long as each other: of most stages a single one is left."""
 
     ranks: Integers
     """[stages, replicas]: the first of each; where a stage has fewer, its first one again."""
