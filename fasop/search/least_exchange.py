@@ -3,6 +3,8 @@ is handed out of new weights; seconds."""
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
@@ -73,27 +75,32 @@ class LinkBounds:
         self._kinds = kinds
         self._names = [kind.name for kind in kinds]
         self._alone: dict[tuple[int, ...], Alone] = {}
-        self._alone_of_some: dict[tuple[int, ...], Alone] = {}
         self._nodes: dict[tuple[int, int], Nodes] = {}
-        self._links: dict[tuple[int, ...], OnLinks] = {}
+        self._alone_of_some: dict[tuple[int, ...], dict[tuple[int, ...], Alone]] = defaultdict(dict)
+        self._links: dict[tuple[int, ...], dict[tuple[int, ...], OnLinks]] = defaultdict(dict)
+        """What is known of some kinds, with how many nodes of each, and then of sizes."""
 
     def some(self, kinds: Sequence[NodeKind]) -> list[int]:
         """The numbers of these kinds."""
         return [self._names.index(kind.name) for kind in kinds]
 
-    def of(self, one: Training, kinds: Sequence[NodeKind], *, sharded: bool) -> OnLinks:
-        """`sharded`: whether replicas share the optimizer, whatever `one` says."""
-        p, some, nodes = one.parallel, self.some(kinds), [kind.group.count for kind in kinds]
-        sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
-        key = sharded, *sizes, *some, *nodes
-        if key not in self._links:
-            self._links[key] = self._on_known_links(one, some, kinds, self.alone_on(one, kinds, sharded=sharded))
-        return self._links[key]
+    def _counted(self, kinds: Sequence[NodeKind]) -> tuple[int, ...]:
+        return *self.some(kinds), *(kind.group.count for kind in kinds)
+
+    def of(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> list[OnLinks]:
+        some, known, found = self.some(kinds), self._links[self._counted(kinds)], []
+        for one, alone in zip(plans, self.alone_on(plans, kinds), strict=True):
+            p = one.parallel
+            key = p.sharded_optimizer, p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
+            if key not in known:
+                known[key] = self._on_known_links(one, some, kinds, alone)
+            found.append(known[key])
+        return found
 
     def _on_known_links(self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind], alone: Alone) -> OnLinks:
         p, nodes = one.parallel, [kind.group.count for kind in kinds]
         gpus, width = [kind.gpus for kind in kinds], p.tensor_size * p.data
-        first = float(of_any_stage(alone.first, np.multiply(nodes, gpus), width))
+        first = _of_any_stage(alone.first.tolist(), np.multiply(nodes, gpus).tolist(), width)
         if len({*gpus}) > 1:
             hops, around, queue = self._between_nodes(one, some, kinds)
             embedding = alone.embedding.min() if p.pipeline > 1 else 0.0
@@ -141,15 +148,17 @@ class LinkBounds:
         total = float(np.maximum(1, touching) @ (seconds - np.append(seconds[1:], 0.0)))
         return total, float(hop.min()), float(np.minimum(busy, hop).max())
 
-    def alone_on(self, one: Training, kinds: Sequence[NodeKind], *, sharded: bool) -> Alone:
-        p, some = one.parallel, self.some(kinds)
-        sizes = p.tensor_size, p.data, p.world_size, p.context, p.expert
-        key = sharded, *sizes, *some, *(kind.group.count for kind in kinds)
-        if key not in self._alone_of_some:
-            self._alone_of_some[key] = self._find_alone(one, kinds, sharded=sharded)
-        return self._alone_of_some[key]
+    def alone_on(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> list[Alone]:
+        known, found = self._alone_of_some[self._counted(kinds)], []
+        for one in plans:
+            p = one.parallel
+            key = p.sharded_optimizer, p.tensor_size, p.data, p.world_size, p.context, p.expert
+            if key not in known:
+                known[key] = self._find_alone(one, kinds)
+            found.append(known[key])
+        return found
 
-    def _find_alone(self, one: Training, kinds: Sequence[NodeKind], *, sharded: bool) -> Alone:
+    def _find_alone(self, one: Training, kinds: Sequence[NodeKind]) -> Alone:
         """What the plan takes beside its layers, by these kinds.
 
         Where nodes differ in GPUs, it is of a stage that lies in a node if there is room for it, and else of one whose
@@ -158,21 +167,17 @@ class LinkBounds:
         p, some = one.parallel, self.some(kinds)
         gpus = np.array([kind.gpus for kind in kinds])
         if len({*gpus.tolist()}) == 1:
-            return self._of_one_kind(one, sum(kind.group.count for kind in kinds), int(gpus[0]), sharded=sharded).of(
-                some
-            )
+            return self._of_one_kind(one, sum(kind.group.count for kind in kinds), int(gpus[0])).of(some)
         if one.reduces_by_node or p.context > 1 or any(kind.collectives is not None for kind in kinds):
             return Alone.nothing(one.blocks.layers, len(kinds))
-        apart = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size, sharded=sharded).of(some)
-        together = self._of_one_kind(one, 1, p.world_size, sharded=sharded).of(some)
+        apart = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size).of(some)
+        together = self._of_one_kind(one, 1, p.world_size).of(some)
         return apart.or_less(together, gpus >= p.tensor_size * p.data)
 
-    def _of_one_kind(self, one: Training, nodes: int, gpus: int, *, sharded: bool) -> Alone:
+    def _of_one_kind(self, one: Training, nodes: int, gpus: int) -> Alone:
         p = one.parallel
-        key = sharded, nodes, gpus, p.tensor_size, p.data, p.context, p.expert
+        key = p.sharded_optimizer, nodes, gpus, p.tensor_size, p.data, p.context, p.expert
         if key not in self._alone:
-            if p.sharded_optimizer != sharded:
-                one = replace(one, parallel=replace(p, sharded_optimizer=sharded))
             every = self._nodes_of_one_kind(nodes, gpus)
             exchanged, handing = exchanged_on(one, every), handing_out(one, every)
             sums, last = exchanged.sums, exchanged.last
@@ -196,13 +201,22 @@ class LinkBounds:
         return self._nodes[nodes, gpus]
 
 
-def of_any_stage(seconds: Floats, gpus: Integers, width: int) -> Floats:
-    """What any stage takes at least, of so many GPUs: the slowest of its kinds counts, and those that take less have no
-    more GPUs than that. `seconds` are [kinds] or [kinds, layers], and `gpus` those of each kind."""
-    order = np.argsort(seconds, axis=0, kind="stable")
-    enough = np.argmax(np.cumsum(gpus[order], axis=0) >= width, axis=0)
-    every = () if seconds.ndim == 1 else (np.arange(seconds.shape[1]),)
-    return np.asarray(seconds[(order[(enough, *every)], *every)])
+def of_any_stage(seconds: Floats, gpus: Integers, width: Integers) -> Floats:
+    """[plans, layers]: what any stage takes at least, of `width` [plans] GPUs: the slowest of its kinds counts, and
+    those that take less have no more GPUs than that. `seconds` are [plans, kinds, layers], `gpus` [plans, kinds]."""
+    order = np.argsort(seconds, axis=1, kind="stable")
+    held = np.cumsum(np.take_along_axis(np.broadcast_to(gpus[..., np.newaxis], seconds.shape), order, axis=1), axis=1)
+    enough = np.argmax(held >= width[:, np.newaxis, np.newaxis], axis=1)[:, np.newaxis]
+    return np.asarray(np.take_along_axis(seconds, np.take_along_axis(order, enough, axis=1), axis=1)[:, 0])
+
+
+def _of_any_stage(seconds: Sequence[float], gpus: Sequence[int], width: int) -> float:
+    """Do as `of_any_stage`, of a single plan and number."""
+    slowest, held = math.inf, 0
+    for taken, number in sorted(zip(seconds, gpus, strict=True)):
+        if held < width:
+            slowest, held = taken, held + number
+    return slowest
 
 
 def _through(hops: Floats, width: int, gpus: int, nodes: Sequence[int]) -> float:

@@ -34,12 +34,10 @@ class Way(NamedTuple):
     schedule: Schedule
     chunks: int
     recompute: Recompute
-    sharded: bool = False
-    """Whether replicas share the optimizer."""
 
     @classmethod
     def of(cls, parallel: Parallelism) -> Way:
-        return cls(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
+        return cls(parallel.schedule, parallel.chunks, parallel.recompute)
 
 
 class _Beside(NamedTuple):
@@ -54,6 +52,13 @@ class _Beside(NamedTuple):
     head: Floats
 
 
+class _Times(NamedTuple):
+    every: Sequence[LayerTimes]
+    """On some kinds of nodes."""
+    seconds: Floats
+    """[3, kinds, 2]: of embedding, head and the first kind of layer, forward and backward."""
+
+
 class LowerBounds:
     """Bounds the times of plans of many sizes, on some nodes of these kinds. What does not depend on the numbers of
     plans and nodes is kept."""
@@ -61,8 +66,7 @@ class LowerBounds:
     def __init__(self, kinds: Sequence[NodeKind]) -> None:
         self._kinds = kinds
         self._on_links = LinkBounds(kinds)
-        self._times: dict[tuple[int, int, int, int, Recompute], dict[int, LayerTimes]] = {}
-        """What layers take by sizes, recomputation and the number of a kind."""
+        self._times: dict[tuple[tuple[int, ...], Recompute, int, int, int, int], _Times] = {}
         self.sizes: dict[tuple[int, ...], Sequence[Training]] = {}
         """The plans of sets of nodes that have the same ones, by what decides which these are."""
 
@@ -74,11 +78,10 @@ class LowerBounds:
         """
         if not plans:
             return np.inf
-        sized = {self.size_of(one): one for one in plans}
+        sized, some = {self.size_of(one): one for one in plans}, self._on_links.some(kinds)
         ranks, _, _, batches = np.array([*sized], float).T
-        parts = [
-            [time.layers for time in self._of_kinds(one, way, kinds)] for way in recompute for one in sized.values()
-        ]
+        known = [self._of_kinds(one, way, some).every for way in recompute for one in sized.values()]
+        parts = [[time.layers for time in every] for every in known]
         times = np.array([[[part.forward + part.backward for part in layers] for layers in of] for of in parts])
         samples = np.tile(ranks / batches, len(recompute))[:, np.newaxis, np.newaxis]
         of_sample = (samples * times).min(axis=0)  # [kinds, kinds of layers]: seconds of a GPU
@@ -101,65 +104,73 @@ class LowerBounds:
     def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
         """[plans]: seconds below which no order of these nodes and no partition gets an iteration, proved.
 
-        All `plans` go that way, and have sizes; `kinds` are some of the kinds, each with its number of nodes.
+        All `plans` go that way, and have sizes and say whether replicas share the optimizer; `kinds` are some of the
+        kinds, each with its number of nodes.
         """
         if not plans:
             return np.zeros(0)
-        whole = plans[0].blocks.alike
+        whole, some = plans[0].blocks.alike, self._on_links.some(kinds)
         layers = plans[0].blocks.layers if whole else 1
+        seconds = np.array([self._of_kinds(one, way.recompute, some).seconds for one in plans])
         if whole:
-            units, times = np.full(len(plans), float(layers)), self._layers(plans, way, kinds)
+            units, times = np.full(len(plans), float(layers)), seconds[:, 2]
         else:
-            units, times = self._units(plans, way, kinds)
-        classes, beside = self._classes(plans, way, kinds, times, layers), self._beside(plans, way, kinds)
+            units, times = self._units(plans, way, some)
         count = np.array([_micro_batches(one, kinds) for one in plans])
-        found = _least(classes, beside, count, way, units, whole=whole)
         mixed = np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]
+        classes, beside = (
+            self._classes(plans, way, kinds, times, count, mixed),
+            self._beside(plans, way, kinds, seconds),
+        )
+        found = _least(classes, beside, count, way, units, whole=whole)
         if len(kinds) > 2 and len(mixed):
-            some, its_own = classes.take(mixed), _Beside(*(seconds[mixed] for seconds in beside))
-            found[mixed] = _of_mixed_replicas(some, its_own, count[mixed], way, units[mixed], whole=whole)
+            its_own = _Beside(*(seconds[mixed] for seconds in beside))
+            found[mixed] = _of_mixed_replicas(
+                classes.take(mixed), its_own, count[mixed], way, units[mixed], whole=whole
+            )
         return found
 
     def ending(self, one: Training, kinds: Sequence[NodeKind]) -> float:
         """Seconds from the first stage's last backward pass to the end of the iteration, at least, in whatever order of
         these nodes."""
-        return self._on_links.of(one, kinds, sharded=one.parallel.sharded_optimizer).ending
+        return self._on_links.of([one], kinds)[0].ending
 
-    def _units(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> tuple[Floats, Floats]:
+    def _units(self, plans: Sequence[Training], way: Way, some: Sequence[int]) -> tuple[Floats, Floats]:
         """[plans]: units of all layers; [plans, kinds, 2]: seconds of one, forward and backward, at least."""
-        parts = [[time.layers for time in self._of_kinds(one, way.recompute, kinds)] for one in plans]
+        parts = [[time.layers for time in self._of_kinds(one, way.recompute, some).every] for one in plans]
         times = np.array(
             [[[(part.forward, part.backward) for part in layers] for layers in of_plan] for of_plan in parts]
         )
         units = times.sum(axis=3).mean(axis=1)
         return units @ plans[0].blocks.counts[:, -1], (times / units[:, np.newaxis, :, np.newaxis]).min(axis=2)
 
-    def _layers(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
-        """[plans, kinds, 2]: seconds of a layer, where all are alike, forward and backward."""
-        parts = [[time.layer for time in self._of_kinds(one, way.recompute, kinds)] for one in plans]
-        return np.array([[(part.forward, part.backward) for part in of_plan] for of_plan in parts])
-
     def _classes(
-        self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], times: Floats, layers: int
+        self,
+        plans: Sequence[Training],
+        way: Way,
+        kinds: Sequence[NodeKind],
+        times: Floats,
+        count: Integers,
+        mixed: Integers,
     ) -> Classes:
-        """`times` [plans, kinds, 2] are seconds of a layer, of which there are so many, or of a unit."""
+        """`times` [plans, kinds, 2] are seconds of a layer, or of a unit where layers differ, `count` [plans] the
+        micro-batches of a replica, and `mixed` the numbers of the plans whose replicas may lie on unlike GPUs."""
+        layers = plans[0].blocks.layers if plans[0].blocks.alike else 1
         fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
         forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
         gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
         width = np.array([[one.parallel.tensor_size * one.parallel.data] for one in plans])
         most = max(one.parallel.pipeline for one in plans)
-        sizes = [(one.parallel.pipeline, _micro_batches(one, kinds)) for one in plans]
+        sizes = [(one.parallel.pipeline, number) for one, number in zip(plans, count.tolist(), strict=True)]
         passes = np.array([_passes(way.schedule, way.chunks, *size, most) for size in sizes])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
         left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
         turn = np.array([[way.schedule.definition.in_turn(*size)] for size in sizes])
         then = np.array([_then(way.schedule, way.chunks, *size) for size in sizes])
-        count = np.array([[[number]] for _, number in sizes])
-        busy = count * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
+        busy = count[:, np.newaxis, np.newaxis] * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
         if plans[0].blocks.alike:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
-            for number in np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]:
-                exposed[number] = of_any_stage(exposed[number], gpus[number], width[number, 0])
+            exposed[mixed] = of_any_stage(exposed[mixed], gpus[mixed], width[mixed, 0])[:, np.newaxis]
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
         stages = np.cumsum(gpus, axis=1) // width
         stages[:, 1:] -= stages[:, :-1].copy()
@@ -183,7 +194,7 @@ class LowerBounds:
 
         `backward` are seconds of a layer, with the kinds in this order.
         """
-        alone = [self._on_links.alone_on(one, kinds, sharded=way.sharded) for one in plans]
+        alone = self._on_links.alone_on(plans, kinds)
         sums, last, handing = (
             np.array([getattr(one, name).T for one in alone]) for name in ("sums", "last", "handing")
         )
@@ -198,26 +209,24 @@ class LowerBounds:
         exposed: Floats = np.minimum(whole, np.maximum(whole - hidden, left)) + handed
         return exposed
 
-    def _of_kinds(self, one: Training, recompute: Recompute, kinds: Sequence[NodeKind]) -> Sequence[LayerTimes]:
+    def _of_kinds(self, one: Training, recompute: Recompute, some: Sequence[int]) -> _Times:
+        """Kinds that are not asked for may have no costs for this tensor size."""
         parallel = one.parallel
-        key = parallel.tensor_size, parallel.context, parallel.expert, parallel.micro_batch_size, recompute
-        known, numbers = self._times.setdefault(key, {}), self._on_links.some(kinds)
-        if not known.keys() >= {*numbers}:  # kinds that are not asked for may have no costs for this tensor size
+        sizes = parallel.tensor_size, parallel.context, parallel.expert, parallel.micro_batch_size
+        key = tuple(some), recompute, *sizes
+        if key not in self._times:
             sized = replace(one, parallel=replace(parallel, recompute=recompute))
-            known.update({number: times_on(self._kinds[number], sized) for number in numbers})
-        return [known[number] for number in numbers]
+            every = [times_on(self._kinds[kind], sized) for kind in some]
+            parts = [[getattr(time, name) for time in every] for name in ("embedding", "head", "layer")]
+            seconds = [[(time.forward, time.backward) for time in of_kinds] for of_kinds in parts]
+            self._times[key] = _Times(every, np.array(seconds))
+        return self._times[key]
 
-    def _beside(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> _Beside:
-        rows = []
-        for one in plans:
-            times = self._of_kinds(one, way.recompute, kinds)
-            share = way.schedule.definition.input_share
-            ends = [
-                min(time.forward for time in part) + share * min(time.backward for time in part)
-                for part in ([time.embedding for time in times], [time.head for time in times])
-            ]
-            rows.append((*self._on_links.of(one, kinds, sharded=way.sharded), *ends))
-        return _Beside(*np.array(rows).T)
+    def _beside(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], seconds: Floats) -> _Beside:
+        """`seconds` are `_Times.seconds` of the plans, on these kinds."""
+        forward, backward = np.moveaxis(seconds[:, :2].min(axis=2), 2, 0)
+        ends = forward + way.schedule.definition.input_share * backward
+        return _Beside(*np.array(self._on_links.of(plans, kinds)).T, *ends.T)
 
 
 def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -92,17 +92,17 @@ class Space:
         self.kinds = [kind for kind in kinds if kind.group.count]
         self._training, self._choices = training, choices
         self._bounds = bounds or LowerBounds(self.kinds)
-        key = gpus_of(self.kinds), *tensor_sizes(training, self.kinds), uneven
-        if key not in self._bounds.sizes:
-            self._bounds.sizes[key] = [*sizes(training, self.kinds, choices, uneven=uneven)]
-        self._sized = self._bounds.sizes[key]
+        self._key = gpus_of(self.kinds), *tensor_sizes(training, self.kinds), uneven
+        if self._key not in self._bounds.sizes:
+            self._bounds.sizes[self._key] = [*sizes(training, self.kinds, choices, uneven=uneven)]
+        self._sized = self._bounds.sizes[self._key]
         self._cuts: list[tuple[int, Schedule, int]] = []
         for schedule, chunks in choices.ways:
             some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
             self._cuts += [(number, schedule, chunks) for number in some]
         self._raised = np.zeros(len(self._cuts), bool)
-        self._of_ways: dict[Way, Floats] = {}
-        """Bounds of each number, as far as they are known."""
+        self._of_ways: dict[tuple[Way, bool], Floats] = {}
+        """Bounds of each number by the way and whether replicas share the optimizer, as far as they are known."""
 
     @cached_property
     def floor(self) -> float:
@@ -128,15 +128,25 @@ class Space:
             here = np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
             numbers = np.nonzero(here & some & ~self._raised)[0]
             if len(numbers):
-                plans = [self._sized[self._cuts[number][0]] for number in numbers]
-                options = product(recompute, self._choices.sharded_optimizer)
-                ways = [Way(schedule, chunks, recompute, sharded) for recompute, sharded in options]
-                for way in ways:
-                    of_way = self._of_ways.setdefault(way, np.full(len(self), np.nan))
-                    of_way[numbers] = self._bounds.of(plans, way, self.kinds)
-                least = np.min([self._of_ways[way][numbers] for way in ways], axis=0)
+                least = np.full(len(numbers), np.inf)
+                for way in (Way(schedule, chunks, one) for one in recompute):
+                    options = self._choices.sharded_optimizer
+                    plans = [self._with(sharded)[self._cuts[number][0]] for sharded in options for number in numbers]
+                    bounds = self._bounds.of(plans, way, self.kinds).reshape(len(options), -1)
+                    for sharded, found in zip(options, bounds, strict=True):
+                        self._of_ways.setdefault((way, sharded), np.full(len(self), np.nan))[numbers] = found
+                    least = np.minimum(least, bounds.min(axis=0))
                 self.known[numbers] = np.maximum(least, self.known[numbers])
         self._raised |= some
+
+    def _with(self, sharded: bool) -> Sequence[Training]:
+        """All sizes, with a sharded optimizer or without."""
+        key = *self._key, sharded
+        if key not in self._bounds.sizes:
+            self._bounds.sizes[key] = [
+                replace(one, parallel=replace(one.parallel, sharded_optimizer=sharded)) for one in self._sized
+            ]
+        return self._bounds.sizes[key]
 
     @property
     def least(self) -> float:
@@ -200,14 +210,15 @@ class Space:
     def bounds(self, number: int, options: Sequence[Training], worth: Worth) -> Floats:
         """[options]: seconds below which no plan of these sizes with each option is, on whatever order of the nodes; of
         what computes layers again those of what does not, where these are not `worth` it."""
-        found = np.zeros(len(options))
+        found, left = np.zeros(len(options)), defaultdict[Way, list[int]](list)
         for place, option in enumerate(options):
             way = Way.of(option.parallel)
-            quick = self._of_ways.get(way._replace(recompute=Recompute.none))
-            least = np.nan if quick is None else quick[number]
-            if np.isnan(least) or (way.recompute is not Recompute.none and worth(np.array([least]))[0]):
-                least = self._bounds.of([option], way, self.kinds)[0]
-            found[place] = least
+            quick = self._of_ways.get((way._replace(recompute=Recompute.none), option.parallel.sharded_optimizer))
+            found[place] = np.nan if quick is None else quick[number]
+            if np.isnan(found[place]) or (way.recompute is not Recompute.none and worth(found[place : place + 1])[0]):
+                left[way].append(place)
+        for way, places in left.items():
+            found[places] = self._bounds.of([options[place] for place in places], way, self.kinds)
         return found
 
     def built(self, number: int, nodes: Sequence[Nodes], options: Sequence[Training] | None = None) -> list[Candidates]:

@@ -57,7 +57,7 @@ def bounds(of: Space) -> Floats:
 def floor(training: Training, kinds: Sequence[NodeKind]) -> float:
     """Seconds below which no order of these nodes and no partition gets an iteration, proved."""
     parallel = training.parallel
-    way = Way(parallel.schedule, parallel.chunks, parallel.recompute, parallel.sharded_optimizer)
+    way = Way.of(parallel)
     return float(LowerBounds(kinds).of([training], way, kinds)[0])
 
 
