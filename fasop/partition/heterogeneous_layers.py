@@ -15,6 +15,11 @@ from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import FULL, Pipelines
 
+try:
+    from fasop.simulation import compiled
+except ImportError:  # there was no C compiler when tdpp was installed
+    compiled = None  # type: ignore[assignment]
+
 STEPS = 40
 """Halvings of the interval in which the smallest largest part lies, at most."""
 CLOSE = 1e-7
@@ -132,8 +137,13 @@ def _filled(sums: list[Floats], limits: Floats, fixed: Floats | None = None) -> 
     pipelines] what a part may take. `fixed` [parts, pipelines] is what parts take of the last sum without layers.
     """
     layers, parts, columns = sums[0].shape[0] - 1, *sums[0].shape[1:]
-    every = np.arange(columns)
-    at, possible = np.zeros(columns, np.int64), (limits >= 0).all(axis=(0, 1))
+    every, possible = np.arange(columns), (limits >= 0).all(axis=(0, 1))
+    if hasattr(compiled, "filled"):
+        beside = np.zeros((parts, columns)) if fixed is None else fixed
+        found, at, following = compiled.filled(np.stack(sums), limits, beside, ROUNDING)
+        found[-1] += layers - at
+        return _Filled(partitions=found, possible=possible & (at == layers), following=following)
+    at = np.zeros(columns, np.int64)
     found, following = np.zeros((parts, columns), np.int64), np.full(columns, np.inf)
     for part in range(parts):
         reaches = []

@@ -10,6 +10,11 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.partition.heterogeneous_layers import both_of_parts, memory_left, memory_taken, of_first_layers
 from fasop.simulation.pipelines import Pipelines
 
+try:
+    from fasop.simulation import compiled
+except ImportError:  # there was no C compiler when tdpp was installed
+    compiled = None  # type: ignore[assignment]
+
 LARGEST = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, np.inf)
 """Times the least possible one: what the largest part may take."""
 ROUNDING = 1e-9
@@ -25,6 +30,8 @@ def least_sum(costs: Floats, memory: Floats, room: Floats, most: Sequence[Floats
         room: [parts, pipelines]: the memory of each part.
         most: of each limit [parts, pipelines], what a part may take.
     """
+    if hasattr(compiled, "least_sum"):
+        return compiled.least_sum(costs, memory, _limit(room), _limit(np.stack(most)))
     layers, parts, columns = costs.shape[0] - 1, *costs.shape[1:]
     cuts, every = np.arange(layers + 1), np.arange(columns)
     behind = cuts[:, np.newaxis, np.newaxis] > cuts[:, np.newaxis]

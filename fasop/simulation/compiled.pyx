@@ -680,8 +680,9 @@ def shortest_trip(
     for own in range(4):
         ways[1, own, 0] = 0.0
     for stage in range(stages):
-        ways[stage % 2, ...] = INFINITY
         for layers in range(whole):
+            for own in range(4):
+                ways[stage % 2, own, layers] = INFINITY
             trip, again = later[stage + 1, whole - 1 - layers], near[stage, whole - 1 - layers]
             for own in range(layers + 1):
                 before = layers - own
@@ -705,3 +706,77 @@ def shortest_trip(
                     ways[stage % 2, 2, layers] = min(ways[stage % 2, 2, layers], both + there_and_back[stage, own])
                     ways[stage % 2, 3, layers] = min(ways[stage % 2, 3, layers], free + there_and_back[stage, own])
     return ways[(stages - 1) % 2, 2, whole - 1]
+
+
+def least_sum(
+    const double[:, :, :] costs, const double[:, :, :] memory, const double[:, :] room, const double[:, :, :] most,
+):
+    """What `fasop.partition.least_sum.least_sum` does, with limits that allow for rounding: `room` [parts, pipelines],
+    and `most` [limits, parts, pipelines]."""
+    cdef Py_ssize_t cuts = costs.shape[0], parts = costs.shape[1], columns = costs.shape[2], limits = most.shape[0]
+    cdef Py_ssize_t number, part, column, begin, end
+    cdef long[:, :, ::1] found = np.zeros((limits, parts, columns), np.int64)
+    cdef double[:, ::1] sums = np.empty((limits, columns)), takes = np.empty((cuts, cuts))
+    cdef double[:, :, ::1] value = np.empty((limits, 2, cuts))
+    cdef long[:, :, ::1] came = np.empty((limits, parts, cuts), np.int64)
+    cdef double best, through
+    for column in range(columns):
+        for number in range(limits):
+            for end in range(cuts):
+                value[number, 0, end] = INFINITY if end else 0.0
+        for part in range(parts):
+            for end in range(cuts):
+                for begin in range(end + 1):
+                    takes[end, begin] = costs[end, part, column] - costs[begin, part, column]
+                    if memory[end, part, column] - memory[begin, part, column] > room[part, column]:
+                        takes[end, begin] = INFINITY
+            for number in range(limits):
+                for end in range(cuts):
+                    best = INFINITY
+                    came[number, part, end] = 0
+                    for begin in range(end + 1):
+                        through = value[number, part % 2, begin] + takes[end, begin]
+                        if through < best and takes[end, begin] <= most[number, part, column]:
+                            best = through
+                            came[number, part, end] = begin
+                    value[number, 1 - part % 2, end] = best
+        for number in range(limits):
+            sums[number, column] = value[number, parts % 2, cuts - 1]
+            end = cuts - 1
+            for part in range(parts - 1, -1, -1):
+                begin = came[number, part, end]
+                found[number, part, column] = end - begin
+                end = begin
+    return found.base, sums.base
+
+
+def filled(
+    const double[:, :, :, :] sums, const double[:, :, :] limits, const double[:, :] fixed, double rounding,
+):
+    """What `fasop.partition.heterogeneous_layers` does in `_filled` with sums [sums, layers + 1, parts, pipelines]: the
+    layers of each part, how many there are in all, and what follows."""
+    cdef Py_ssize_t kinds = sums.shape[0], cuts = sums.shape[1], parts = sums.shape[2], columns = sums.shape[3]
+    cdef Py_ssize_t kind, part, column, cut, at, reach, others, before
+    cdef long[:, ::1] found = np.zeros((parts, columns), np.int64)
+    cdef long[::1] whole = np.zeros(columns, np.int64)
+    cdef double[::1] following = np.full(columns, INFINITY)
+    cdef double allowed, more
+    for column in range(columns):
+        at = 0
+        for part in range(parts):
+            reach = others = cuts
+            for kind in range(kinds):
+                allowed = sums[kind, at, part, column] + limits[kind, part, column]
+                allowed = allowed + rounding * abs(allowed)
+                before, others = -1, min(others, reach)
+                for cut in range(cuts):
+                    before += sums[kind, cut, part, column] <= allowed
+                reach = min(reach, before)
+            reach = max(reach, at)
+            if kinds > 1 and reach < others:
+                more = fixed[part, column] + sums[kinds - 1, min(reach + 1, cuts - 1), part, column]
+                following[column] = min(following[column], more - sums[kinds - 1, at, part, column])
+            found[part, column] = reach - at
+            at = reach
+        whole[column] = at
+    return found.base, whole.base, following.base

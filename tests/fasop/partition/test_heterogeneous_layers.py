@@ -10,11 +10,21 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Schedule
+from fasop.partition import heterogeneous_layers
+from fasop.partition import least_sum as least_sum_module
 from fasop.partition.baselines import even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.exact import proved
-from fasop.partition.heterogeneous_layers import both_of_parts, gains, memory_left, memory_taken, of_first_layers
+from fasop.partition.heterogeneous_layers import (
+    both_of_parts,
+    fitting,
+    gains,
+    least_largest_part,
+    memory_left,
+    memory_taken,
+    of_first_layers,
+)
 from fasop.partition.least_sum import amp_of_heterogeneous_layers, least_sum
 from fasop.partition.local_search import bottleneck, feasible, improved_by_cuts, largest_stage, shortest
 from fasop.simulation.iteration import stage_times
@@ -105,6 +115,21 @@ def test_the_balance_is_the_best_there_is() -> None:
             assert largest_stage(some, balanced)[column] <= best * (1 + 1e-6)
             tried += 1
     assert tried > 250
+
+
+def test_sums_and_limits_of_compiled_loops_are_those_of_numpy_to_the_last_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = heterogeneous_layers.compiled
+    for rng, lines, _ in cases(fewer(24, 60)):
+        both, memory, room = both_of_parts(lines), memory_taken(lines), memory_left(lines)
+        limits = [np.full(both.fixed.shape, np.inf), rng.uniform(0, 20, both.fixed.shape)]
+        found = []
+        for one in (compiled, None):
+            for module in (heterogeneous_layers, least_sum_module):
+                monkeypatch.setattr(module, "compiled", one)
+            fits = fitting(lines)
+            largest = least_largest_part(lines.take(np.flatnonzero(fits)))
+            found.append((*least_sum(of_first_layers(lines, both.layer), memory, room, limits), fits, largest))
+        assert all(np.array_equal(*pair) for pair in zip(*found, strict=True))
 
 
 def test_the_least_sum_is_that_of_the_best_of_all_partitions() -> None:
