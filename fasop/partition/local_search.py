@@ -23,9 +23,11 @@ FEW = 2000
 """Partitions of a pipeline that are all tried: that takes no longer than a search among them."""
 CELLS = 2**22
 """Parts times pipelines that are simulated together, at most; for memory's sake."""
-REACH = (0.2, 0.2, 0.3)
+REACH = (0.2, 0.2, 0.3, 0.35, 0.4, 0.45, 0.5, 0.5, 0.55, 0.6)
 """What moving layers leaves, at best, of the seconds by which a partition is above its bound: at first, after one move,
-and after two or more. (With half as much again the plans of two rooms lose 4 %.)"""
+and so on; after more moves as after the last. (Of 999 searches of a front one in a hundred left less than 0.27, 0.37,
+0.40, 0.43, 0.50, 0.53, 0.58, 0.61, 0.59 and 0.57. With the first three half as much again the plans of two rooms lose
+4 %.)"""
 
 Worth = Callable[[Floats], NDArray[np.bool_]]
 """Whether such seconds of each pipeline would be of use; if not, more would not be."""
@@ -194,7 +196,7 @@ def improved(
 
 def _reach(times: Floats, least: Floats | float, moves: int) -> Floats:
     """[pipelines]: the seconds that they may still reach after so many moves."""
-    reach: Floats = least + REACH[min(moves, 2)] * (times - least)
+    reach: Floats = least + REACH[min(moves, len(REACH) - 1)] * (times - least)
     return reach
 
 
