@@ -147,7 +147,12 @@ def _pack(
             show.say(f"continuing after {step.items:,} images")
             show.advance(step.items)
         else:
-            _begin(step, splits, shape)
+            # Writes the headers of numpy's format.
+            for split in SPLITS:
+                count = splits.count(split)
+                for what, dtype, whole in (("images", PIXEL, (count, *shape)), ("labels", LABEL, (count,))):
+                    header = {"descr": dtype.str, "fortran_order": False, "shape": whole}
+                    write_array_header_1_0(step.files[f"-{split}.{what}.npy"], header)
         contents = _contents(request.readers, step.items)
         named = (
             Raw(item.name, content) for item, content in zip(islice(items, step.items, None), contents, strict=True)
@@ -161,15 +166,6 @@ def _pack(
                 step.done(0)
                 show.advance(len(chunk))
     return step.counts
-
-
-def _begin(step: OpenStep, splits: Sequence[str], shape: Shape) -> None:
-    """Writes the headers of numpy's format."""
-    for split in SPLITS:
-        count = splits.count(split)
-        for what, dtype, whole in (("images", PIXEL, (count, *shape)), ("labels", LABEL, (count,))):
-            header = {"descr": dtype.str, "fortran_order": False, "shape": whole}
-            write_array_header_1_0(step.files[f"-{split}.{what}.npy"], header)
 
 
 def _write(step: OpenStep, item: Item, split: str, label: int, image: Made, shape: Shape) -> None:

@@ -76,7 +76,11 @@ class Saver:
             EngineError: this rank could not write its parts of a checkpoint that `must` be there.
             PeerLost: another rank is gone.
         """
-        self._look()
+        # Between iterations, rank 0 publishes what is complete.
+        if self._pending is not None and self._place.rank == 0:
+            partial = _partial(self._pending.final)
+            if all(part_file(partial, part).exists() for part in self.parts):
+                self._unpublished = self._published(self._pending)
         train = self._plan.train
         at_interval = train.save_interval is not None and iteration % train.save_interval == 0
         must = must or iteration == train.iterations
@@ -174,13 +178,6 @@ class Saver:
             adaptation=self._adaptation.state,
             adapters=self._plan.train.adapters,
         )
-
-    def _look(self) -> None:
-        """Between iterations, rank 0 publishes what is complete."""
-        if self._pending is not None and self._place.rank == 0:
-            partial = _partial(self._pending.final)
-            if all(part_file(partial, part).exists() for part in self.parts):
-                self._unpublished = self._published(self._pending)
 
     def _publish(self, pending: _Pending) -> None:
         """Gives a complete checkpoint its name, makes it the latest, and deletes those no longer wanted."""

@@ -184,7 +184,12 @@ class CoreEngine(AnyEngine):
         leaves it.
         """
         own = self.assignment.taken[self.assignment.taken < count]
-        passes = self._passes_together(count, len(own))
+        # How many micro-batches a replica passes, if `own` of these are its own: ranks that share experts out pass as
+        # many as the others, and interleaved stages take them in groups of as many as there are stages.
+        plan = self._plan
+        least = -(-count // plan.taking) if plan.expert is not None else len(own)
+        group = plan.pipeline if plan.chunks > 1 else 1
+        passes = -(-least // group) * group
         if not passes:
             return
         numbers = first + (own if len(own) else np.zeros(1, np.int64))[:, None] * size + np.arange(size)
@@ -200,14 +205,6 @@ class CoreEngine(AnyEngine):
             return torch.zeros((), device=self.device)
 
         self._run(repeated, of_own, forward_only=True, size=size)
-
-    def _passes_together(self, count: int, own: int) -> int:
-        """How many micro-batches a replica passes, if `own` of these are its own: ranks that share experts out pass as
-        many as the others, and interleaved stages take them in groups of as many as there are stages."""
-        plan = self._plan
-        least = -(-count // plan.taking) if plan.expert is not None else own
-        group = plan.pipeline if plan.chunks > 1 else 1
-        return -(-least // group) * group
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -37,7 +37,10 @@ class Server:
         self._waiting: Dict[str, Set[asyncio.Future[None]]] = {}
         self._writers: Set[asyncio.StreamWriter] = set()
         self._open = True
-        _allow_many_files()
+        # Every rank holds a connection, and many systems let a process have 1,024 files unless it asks for more.
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._socket = interface.listen(host, port)
         self.host: str = self._socket.getsockname()[0]
         self.port: int = self._socket.getsockname()[1]
@@ -147,13 +150,6 @@ class Server:
                 await asyncio.wait([future], timeout=until - self._loop.time())
                 if not future.done():
                     self._waiting[key].discard(future)
-
-
-def _allow_many_files() -> None:
-    """Every rank holds a connection, and many systems let a process have 1,024 files unless it asks for more."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _receive(reader: asyncio.StreamReader) -> bytes:

@@ -164,18 +164,15 @@ class CudaRecorder(Recorder):
             if isinstance(span, Anchor):
                 self._anchor = span
             elif span.end.query():  # type: ignore[no-untyped-call]
-                self._record(span, self._anchor)
+                start_ns, end_ns = (
+                    self._anchor.host_ns + int(self._anchor.event.elapsed_time(event) * self._anchor.ns_per_ms)
+                    for event in (span.start, span.end)
+                )
+                self.record(span.name, start_ns, end_ns, span.micro_batch, span.peer, span.chunk, span.iteration)
+                self._spare += (span.start, span.end)
             else:
                 break
             self._pending.popleft()
-
-    def _record(self, span: Pending, anchor: Anchor) -> None:
-        start_ns, end_ns = (
-            anchor.host_ns + int(anchor.event.elapsed_time(event) * anchor.ns_per_ms)
-            for event in (span.start, span.end)
-        )
-        self.record(span.name, start_ns, end_ns, span.micro_batch, span.peer, span.chunk, span.iteration)
-        self._spare += (span.start, span.end)
 
     def _anchor_at_rest(self) -> Anchor:
         """One that waits for all that the GPU has to do."""

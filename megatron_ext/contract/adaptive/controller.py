@@ -103,7 +103,9 @@ class Controller:
         streams: Tuple[int, ...] = (),
     ) -> Decision:
         """`shares`, `sizes` and `streams` are those of the iterations since the last decision, of which `times` are."""
-        self._note(halves)
+        found = None if halves is None else measurement(halves)
+        if found is not None:
+            self.window = [*self.window, found][-self._config.smoothing :]
         now = SampleDivision(shares, sizes or (self._size,) * len(shares), several(streams or self._copies))
         replicas = None
         if times is not None and self._rebalances(times):
@@ -154,11 +156,6 @@ class Controller:
 
     def _rebalances(self, times: Times) -> bool:
         return self._config.rebalance and min(times.micro_batch_s) > 0.0
-
-    def _note(self, halves: Optional[Halves]) -> None:
-        found = None if halves is None else measurement(halves)
-        if found is not None:
-            self.window = [*self.window, found][-self._config.smoothing :]
 
     def _next(self, now: SampleDivision, times: Optional[Times]) -> Tuple[int, str]:
         """Micro-batches of the plan's size that the next global batch has, and why."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence
 
 
 class Halves(NamedTuple):
@@ -85,7 +85,14 @@ class Noise:
         self.samples = tuple(samples)
         self.scales = tuple(scales)
         self._logarithms = [math.log(scale) for scale in scales]
-        self.turns = self._turns()
+        found: List[float] = []
+        before = 0.0
+        for at, value, following in zip(self.samples, self._logarithms, self._logarithms[1:]):
+            step = following - value
+            if step * before < 0.0:
+                found.append(at)
+            before = step or before
+        self.turns = tuple(found)
         """The samples at which it begins to grow after it has fallen, or the other way round."""
 
     def at(self, samples: float) -> float:
@@ -95,16 +102,6 @@ class Noise:
             return self.scales[min(place, len(self.samples) - 1)]
         (x, y), (end, last) = ((self.samples[n], self._logarithms[n]) for n in (place - 1, place))
         return math.exp(y + (last - y) * ((samples - x) / (end - x)))
-
-    def _turns(self) -> Tuple[float, ...]:
-        found: List[float] = []
-        before = 0.0
-        for at, value, following in zip(self.samples, self._logarithms, self._logarithms[1:]):
-            step = following - value
-            if step * before < 0.0:
-                found.append(at)
-            before = step or before
-        return tuple(found)
 
 
 def halves(scale: float, even_samples: int, odd_samples: int) -> Halves:

@@ -92,14 +92,7 @@ _MOST_ROWS = 3
 
 def in_words(names: Sequence[str]) -> str:
     """`encoder.0-3 + norm`: neighbours whose names differ by a number are a row; of many rows, first and last name."""
-    rows = _rows(names)
-    if len(rows) > _MOST_ROWS:
-        return f"{names[0]} to {names[-1]} ({len(names)})"
-    return " + ".join(first if first == last else f"{first}-{_split(last)[1]}" for first, last in rows)
-
-
-def _rows(names: Sequence[str]) -> List[Tuple[str, str]]:
-    """First and last name of each row."""
+    # First and last name of each row.
     rows: List[Tuple[str, str]] = []
     for name in names:
         stem, number = _split(name)
@@ -107,7 +100,9 @@ def _rows(names: Sequence[str]) -> List[Tuple[str, str]]:
             rows[-1] = rows[-1][0], name
         else:
             rows.append((name, name))
-    return rows
+    if len(rows) > _MOST_ROWS:
+        return f"{names[0]} to {names[-1]} ({len(names)})"
+    return " + ".join(first if first == last else f"{first}-{_split(last)[1]}" for first, last in rows)
 
 
 def _split(name: str) -> Tuple[str, int]:

@@ -155,7 +155,11 @@ class Executor:
     def _exchange(self, kind: Kind, key: Key) -> None:
         """A message of a micro-batch, to or from another stage."""
         if kind is Kind.RECV_FORWARD:
-            self._entered[key] = self._received_forward(key)
+            entered = self._receive(Kind.RECV_FORWARD, key)
+            for content in self._chunks[key[1]].entering.contents:
+                if content.gradient:
+                    entered[content.name].requires_grad_()
+            self._entered[key] = entered
         elif kind is Kind.RECV_BACKWARD:
             if self.host is not None:
                 self.host.ahead(key)
@@ -276,13 +280,6 @@ class Executor:
                 if tensor.requires_grad
             }
         self._passed(kind.value, m)
-
-    def _received_forward(self, key: Key) -> Tensors:
-        entered = self._receive(Kind.RECV_FORWARD, key)
-        for content in self._chunks[key[1]].entering.contents:
-            if content.gradient:
-                entered[content.name].requires_grad_()
-        return entered
 
     def _receive(self, kind: Kind, key: Key) -> Tensors:
         m, chunk = key
