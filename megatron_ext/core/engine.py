@@ -138,12 +138,7 @@ class CoreEngine(AnyEngine):
         """megatron.core compiles and connects in its first iteration."""
 
     def step(self, iteration: int, halves: bool = False) -> StepResult:
-        """Trains on the global batch of `iteration` (from 1). No plan of this engine asks for its `halves`.
-
-        Raises:
-            NotFinite: the loss or the gradient is not finite, and not because of fp16's loss scale.
-            PeerLost: another rank is gone.
-        """
+        """Trains as `AnyEngine` says. No plan of this engine asks for the `halves`."""
         self._recorder.iteration = iteration
         iterates(iteration)
         scale = self.optimizer.scaler.scale

@@ -223,12 +223,6 @@ class Engine(AnyEngine):
         self._workers.resize(self.assignment.streams, self._make_replica_copy)
 
     def step(self, iteration: int, halves: bool = False) -> StepResult:
-        """Trains on the global batch of `iteration` (from 1), and looks at the gradients of its `halves` if asked to.
-
-        Raises:
-            NotFinite: the loss or the gradient is not finite, and not because of fp16's loss scale.
-            PeerLost: another rank is gone.
-        """
         self._recorder.iteration = iteration
         iterates(iteration)
         watch = self.stopwatch

@@ -94,16 +94,6 @@ class TranslationTask(EncoderDecoderTask):
         """Where none counts, any."""
         return micro.targets["labels"].masked_fill(micro.targets["loss_mask"] == 0, 0)
 
-    def _fill(self, name: str, parameter: Tensor, whole: Tensor, tensor: TensorGroup) -> None:
-        """Gives a rank its share of a parameter whose values, without the vocabulary's padding, are `whole`."""
-        shard = self.shard(name)
-        shape = list(parameter.shape)
-        if shard is not None:
-            shape[shard.dim] *= tensor.size
-        if shape[0] > len(whole):
-            whole = torch.cat([whole, whole.new_zeros(shape[0] - len(whole), *shape[1:])])
-        parameter.copy_(whole if shard is None else shard.part(whole, tensor.size, tensor.rank))
-
 
 class BidirectionalLayer(nn.Module):
     """The encoder's first layer: one LSTM forwards, one backwards."""

@@ -32,6 +32,7 @@ else:
 
 Steps = NDArray[np.intc]
 """[steps, 3]: what is done, by which of the ranks shown, and the number of the message; 0 of a pass."""
+Ints = NDArray[np.int64]
 TOGETHER = 8
 """Partitions that are replayed together where the loop is compiled."""
 
@@ -105,14 +106,7 @@ class ColumnReplay:
 
 
 def _compiled(
-    steps: Steps,
-    messages: int,
-    times: Floats,
-    send: Floats,
-    busy: Floats,
-    start: Floats,
-    row: NDArray[np.int64],
-    link: NDArray[np.int64],
+    steps: Steps, messages: int, times: Floats, send: Floats, busy: Floats, start: Floats, row: Ints, link: Ints
 ) -> Floats:
     """Do as `_replayed`."""
     count = start.shape[-1]
@@ -125,14 +119,7 @@ def _compiled(
 
 
 def _replayed(
-    steps: Steps,
-    messages: int,
-    times: Floats,
-    send: Floats,
-    busy: Floats,
-    start: Floats,
-    row: NDArray[np.int64],
-    link: NDArray[np.int64],
+    steps: Steps, messages: int, times: Floats, send: Floats, busy: Floats, start: Floats, row: Ints, link: Ints
 ) -> Floats:
     """[ranks, partitions]: when each rank has done its last step.
 

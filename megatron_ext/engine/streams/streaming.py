@@ -96,12 +96,7 @@ class StreamingEngine(Engine):
         return self._steps.shorten(iteration)
 
     def step(self, iteration: int, halves: bool = False) -> StepResult:
-        """Goes on until the rank has learned from the global batch of `iteration` (from 1).
-
-        Raises:
-            NotFinite: the loss or the gradient is not finite, and not because of fp16's loss scale.
-            PeerLost: another rank is gone.
-        """
+        """Goes on until the rank has learned from the global batch of `iteration` (from 1)."""
         assert not halves, "stages learn from one micro-batch after the other"
         self._recorder.iteration = self._iteration = iteration
         iterates(iteration)

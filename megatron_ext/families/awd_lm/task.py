@@ -60,16 +60,11 @@ class AwdLmTask(NextTokenTask):
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Embedding and head uniform, as `RANGE` says; an LSTM's weights and biases up to 1/sqrt(its width), as
         torch's; the head's bias 0."""
-        if parameter.is_meta:
-            return
         if name == "head.bias":
             parameter.zero_()
-            return
-        limit = 1 / math.sqrt(len(parameter) // GATES) if ".lstm." in name else RANGE
-        rows = self.rows(name) or len(parameter)
-        whole = torch.empty([rows, *parameter.shape[1:]]).uniform_(-limit, limit, generator=self._source(name))
-        parameter.zero_()
-        parameter[:rows] = whole
+        elif not parameter.is_meta:
+            limit = 1 / math.sqrt(len(parameter) // GATES) if ".lstm." in name else RANGE
+            self._draw(name, parameter, limit, tensor)
 
 
 class LockedDropout:

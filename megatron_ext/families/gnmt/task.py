@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from megatron_ext.contract.plan import Plan
@@ -79,18 +78,12 @@ class GnmtTask(TranslationTask):
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Uniform, as `RANGE` says; the second bias of an LSTM's gates and that of the attention begin as 0, the
         attention's scale as 1/sqrt(hidden)."""
-        if parameter.is_meta:
-            return
         if name.endswith((".bias_hh_l0", ".score_bias")):
             parameter.zero_()
         elif name.endswith(".score_scale"):
             parameter.fill_(self._model.hidden**-0.5)
-        else:
-            rows = self.rows(name)
-            shape = list(parameter.shape) if rows is None else [rows, *parameter.shape[1:]]
-            limit = RANGE / math.sqrt(self._model.hidden)
-            whole = torch.empty(shape).uniform_(-limit, limit, generator=self._source(name))
-            self._fill(name, parameter, whole, tensor)
+        elif not parameter.is_meta:
+            self._draw(name, parameter, RANGE / math.sqrt(self._model.hidden), tensor)
 
 
 TASK = GnmtTask

@@ -63,8 +63,7 @@ class MambaTask(NextTokenTask):
         elif kind == "skip":
             parameter.fill_(1.0)
         elif kind in ("conv.weight", "time_step.weight"):
-            limit = 1 / math.sqrt(kernel if kind == "conv.weight" else rank)
-            parameter.copy_(torch.empty(parameter.shape).uniform_(-limit, limit, generator=self._source(name)))
+            self._draw(name, parameter, 1 / math.sqrt(kernel if kind == "conv.weight" else rank), tensor)
         elif kind == "time_step.bias":
             low, high = map(math.log, TIME_STEPS)
             steps = torch.empty(parameter.shape).uniform_(low, high, generator=self._source(name)).exp()

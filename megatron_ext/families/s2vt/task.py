@@ -100,19 +100,12 @@ class S2vtTask(TranslationTask):
 
     def initialise(self, name: str, parameter: Tensor, tensor: TensorGroup) -> None:
         """Words and head uniform, as `RANGE` says; LSTMs and the frames' matrix as torch's; the head's bias 0."""
-        if parameter.is_meta:
-            return
         if name == "head.bias":
             parameter.zero_()
-            return
-        limit = RANGE
-        if ".lstm." in name:
-            limit = 1 / math.sqrt(len(parameter) // GATES)
-        elif ".frame." in name:
-            limit = 1 / math.sqrt(self._model.features or 1)
-        rows = self.rows(name) or len(parameter)
-        whole = torch.empty([rows, *parameter.shape[1:]]).uniform_(-limit, limit, generator=self._source(name))
-        self._fill(name, parameter, whole, tensor)
+        elif not parameter.is_meta:
+            inputs = len(parameter) // GATES if ".lstm." in name else self._model.features or 1
+            of_torch = ".lstm." in name or ".frame." in name
+            self._draw(name, parameter, 1 / math.sqrt(inputs) if of_torch else RANGE, tensor)
 
 
 class FrameEmbedding(nn.Module):

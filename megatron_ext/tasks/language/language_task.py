@@ -183,6 +183,23 @@ class LanguageTask(Task):
             std /= math.sqrt(2 * self._stacks[block_of(self.blocks, name).kind].layers)
         draw(parameter, whole, filled, shard, tensor.size, tensor.rank, std, self._source(name))
 
+    def _draw(self, name: str, parameter: Tensor, limit: float, tensor: TensorGroup) -> None:
+        """Gives a rank its share of a parameter whose values are uniform, up to `limit` on both sides of 0."""
+        rows = self.rows(name)
+        shape = list(parameter.shape) if rows is None else [rows, *parameter.shape[1:]]
+        whole = torch.empty(shape).uniform_(-limit, limit, generator=self._source(name))
+        self._fill(name, parameter, whole, tensor)
+
+    def _fill(self, name: str, parameter: Tensor, whole: Tensor, tensor: TensorGroup) -> None:
+        """Gives a rank its share of a parameter whose values, without the vocabulary's padding, are `whole`."""
+        shard = self.shard(name)
+        shape = list(parameter.shape)
+        if shard is not None:
+            shape[shard.dim] *= tensor.size
+        if shape[0] > len(whole):
+            whole = torch.cat([whole, whole.new_zeros(shape[0] - len(whole), *shape[1:])])
+        parameter.copy_(whole if shard is None else shard.part(whole, tensor.size, tensor.rank))
+
     def _source(self, name: str) -> torch.Generator:
         """The random numbers of a parameter of the whole model; a tied one has its owner's."""
         return torch.Generator().manual_seed(_seed(self._seed, self.tied.get(name, name)))
