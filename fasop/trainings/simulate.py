@@ -120,11 +120,8 @@ def _taken(batches: _Batches, player: Player, nodes: Nodes, adapt: AdaptConfig) 
 def _split(trajectory: Trajectory, iterations: int, seconds: float, measured_s: float) -> Trajectory:
     """With its first stretch in two: so many iterations as they are, the last of which measures, and the others of
     other seconds."""
-    left, batch, measured = (
-        float(trajectory.iterations[0]) - iterations,
-        trajectory.batches[0],
-        trajectory.measured[0] - 1,
-    )
+    left, batch = float(trajectory.iterations[0]) - iterations, trajectory.batches[0]
+    measured = trajectory.measured[0] - 1
     return Trajectory(
         consumed=np.insert(trajectory.consumed, 1, trajectory.consumed[0] + iterations * batch),
         iterations=np.concatenate([[iterations, left], trajectory.iterations[1:]]),

@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
+from megatron_ext.contract import parallel_config
 from megatron_ext.contract.adaptive.config import AdaptConfig
 from megatron_ext.contract.data_parts import Augment, Corpus, Documents, Masking
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between
 from megatron_ext.contract.models.model import ModelConfig
-from megatron_ext.contract.parallel_config import (
-    GATHERED,
-    SCATTERED,
-    Compress,
-    Offload,
-    Parallel,
-    Recompute,
-    ReduceDtype,
-    Schedule,
-)
 from megatron_ext.contract.plan_check import PlanFault, Values, check_object, fault, require
 from megatron_ext.contract.plan_parts import Elastic, IslandPlan, Place, RehearsalConfig, RunNode, Streaming
 from megatron_ext.contract.rules import batch, engine, layout, memory, training
@@ -55,7 +46,7 @@ class Content:
     Of the keys that a user gives, it has what a launch made of them: numbers where they were texts.
     """
 
-    user_keys = Parallel
+    user_keys = parallel_config.Parallel
     run: str
     tensor: int
     """Ranks of a tensor group; where stages differ, of the largest."""
@@ -73,29 +64,31 @@ class Content:
     script: Optional[List[str]] = field(metadata=about(written=False))
     """What a rank runs with engine=megatron_lm: the path of pretrain_gpt.py, and its options."""
     sequence_parallel: bool
-    recompute: Recompute
+    recompute: parallel_config.Recompute
     sharded_optimizer: bool
-    zero: Optional[int] = field(metadata=about(between(SCATTERED, GATHERED), written=False))
+    zero: Optional[int] = field(
+        metadata=about(between(parallel_config.SCATTERED, parallel_config.GATHERED), written=False)
+    )
     """2, where a replica keeps the sums of its share of the gradients alone, too, with a sharded optimizer; 3, where it
     does so with weights, too; null: they are whole. Where stages differ, the largest."""
-    zeros: Optional[List[int]] = field(metadata=about(between(0, GATHERED), written=False))
+    zeros: Optional[List[int]] = field(metadata=about(between(0, parallel_config.GATHERED), written=False))
     """The same by stage, where stages differ: 1 with a sharded optimizer alone, 0 where all replicas keep all; since
     version 2."""
     shards: Optional[List[List[int]]] = field(metadata=about(COUNT, written=False))
     """For each stage, the proportions in which its replicas keep what they share out; null: all are equal."""
-    offload: Optional[Offload] = field(metadata=about(written=False))
+    offload: Optional[parallel_config.Offload] = field(metadata=about(written=False))
     """Null: none. Where stages differ, what any of them has."""
-    offloads: Optional[List[Offload]] = field(metadata=about(written=False))
+    offloads: Optional[List[parallel_config.Offload]] = field(metadata=about(written=False))
     """The same by stage, where stages differ; since version 2."""
-    reduce_dtype: Optional[ReduceDtype] = field(metadata=about(written=False))
+    reduce_dtype: Optional[parallel_config.ReduceDtype] = field(metadata=about(written=False))
     """Null: fp32."""
-    compress: Optional[Compress] = field(metadata=about(written=False))
+    compress: Optional[parallel_config.Compress] = field(metadata=about(written=False))
     """Null: messages between stages are sent as they are."""
     scattered_cuts: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE, written=False))
     """Stages whose tensor groups send each rank's part of a message alone to the next stage; null: none."""
     hierarchical_stages: Optional[List[int]] = field(metadata=about(NOT_NEGATIVE, written=False))
     """Stages whose replicas sum gradients within each node first, and then across nodes; null: none."""
-    schedule: Schedule
+    schedule: parallel_config.Schedule
     schedule_file: Optional[str]
     """In the plan's folder."""
     micro_batch_size: int

@@ -9,20 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from enum import Enum
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import TYPE_CHECKING, Callable, Dict, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -213,19 +200,19 @@ class Task(ABC):
         raise NotImplementedError
 
 
-def ties(parameters: Iterable[Tuple[str, object]]) -> Dict[str, str]:
+def ties(parameters: Sequence[Tuple[str, object]]) -> Dict[str, str]:
     """The names of parameters that are others', which come before them: by the copy's name, that of the owner."""
     owner: Dict[int, str] = {}
     found = [(name, owner.setdefault(id(one), name)) for name, one in parameters]
     return {name: first for name, first in found if first != name}
 
 
-def kinds_of(keys: Sequence[Tuple[Any, ...]]) -> List[str]:
+def kinds_of(keys: Sequence[Tuple[object, ...]]) -> Sequence[str]:
     """A name for each block, the same where its key is, which begins with a word: `layer`, `layer-2` and so on."""
-    found: Dict[Tuple[Any, ...], str] = {}
+    found: Dict[Tuple[object, ...], str] = {}
     for key in keys:
         same = sum(one[0] == key[0] for one in found)
-        found.setdefault(key, f"{key[0]}-{same + 1}" if same else key[0])
+        found.setdefault(key, f"{key[0]}-{same + 1}" if same else str(key[0]))
     return [found[key] for key in keys]
 
 

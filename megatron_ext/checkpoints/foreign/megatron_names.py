@@ -8,17 +8,8 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from megatron_ext.checkpoints.foreign import torch_dist
 from megatron_ext.checkpoints.foreign.megatron_optimizer import KEPT_AS, STATE, Training, reached_in
-from megatron_ext.checkpoints.foreign.torch_dist import (
-    RELEASE,
-    TRACKER,
-    Stored,
-    Written,
-    folder_of,
-    read,
-    read_index,
-    write,
-)
 from megatron_ext.checkpoints.header import part_names
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.models.counts import checkpoint_parameter
@@ -109,7 +100,7 @@ class Weights:
                 in a form that is not read.
         """
         self._folder, self.model = folder, model
-        self._index = {_CHAINED.sub("", name): stored for name, stored in read_index(folder).items()}
+        self._index = {_CHAINED.sub("", name): stored for name, stored in torch_dist.read_index(folder).items()}
         self.reached = reached_in(folder) if training else None
         """How far the training has come; None without an optimizer's state."""
         self.kinds: Mapping[str, Sequence[str]] = (
@@ -177,7 +168,7 @@ class Weights:
     def _read(self, found: Sequence[Place]) -> Tensor:
         import torch
 
-        return torch.cat([read(place.name, self._index[place.name], place.at) for place in found])
+        return torch.cat([torch_dist.read(place.name, self._index[place.name], place.at) for place in found])
 
     def _require_equal(self, part: str, name: str, main: Tensor, own: Tensor) -> None:
         """Raises EngineError if the optimizer's weights are not the model's, but for what 8 bits round."""
@@ -214,7 +205,7 @@ class Weights:
         return found
 
 
-def _layers(name: str, stored: Stored) -> int:
+def _layers(name: str, stored: torch_dist.Stored) -> int:
     """How many layers there are at least, by a tensor."""
     if not name.startswith(_LAYERS):
         return 0
@@ -269,7 +260,7 @@ def save(
             whole = ((), (model.layers,), (model.layers, experts or 0))[len(place.at)]
             zeros = (0,) * len(shape)
             chunks.append(
-                Written(
+                torch_dist.Written(
                     f"{prefix}{place.name}",
                     (*whole, *shape),
                     (*place.at, *zeros),
@@ -277,13 +268,13 @@ def save(
                     lambda part=part, name=name, of=of: tensor(part, name, of),  # type: ignore[misc]
                 )
             )
-    said, common = RELEASE, {"checkpoint_version": 3.0, "iteration": 0}
+    said, common = torch_dist.RELEASE, {"checkpoint_version": 3.0, "iteration": 0}
     if training is not None:
         said, common = str(training.iteration), training.common
-    (folder / TRACKER).write_text(said, encoding="utf-8")
-    inner = folder_of(folder)
+    (folder / torch_dist.TRACKER).write_text(said, encoding="utf-8")
+    inner = torch_dist.folder_of(folder)
     inner.mkdir()
-    write(inner, chunks, list(_states(model.layers, experts)), common)
+    torch_dist.write(inner, chunks, list(_states(model.layers, experts)), common)
 
 
 def _states(layers: int, experts: Optional[int]) -> Iterator[str]:

@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from megatron_ext.contract.run_files import EMA, ISLAND, WEIGHTS
 from megatron_ext.contract.train_config import TrainConfig
 from megatron_ext.engine.gradients.flat import FlatWeights
+from megatron_ext.engine.optimizer import update_rules
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.offload import OffloadedRule
 from megatron_ext.engine.optimizer.outer import OuterOptimizer
 from megatron_ext.engine.optimizer.precision import LogMaxScaler, scaler_of
-from megatron_ext.engine.optimizer.update_rules import (
-    NORM_ROW,
-    Piece,
-    Unscaled,
-    UpdateRule,
-    row_norms,
-    square_norm,
-    square_norms,
-    update_rule,
-    updates_at_once,
-)
 from megatron_ext.parallel.comm import all_gather, all_reduce, annotate_errors, begin_hand_out
 from megatron_ext.parallel.groups import ByNode
 from megatron_ext.timeline.progress import Wait
@@ -80,7 +70,7 @@ class Optimizer:
         """
         self._copies = copies
         # At ends of the norm's rows, so that the norm is the same to the last bit.
-        self._cuts = sorted({cut // NORM_ROW * NORM_ROW for cut in cuts} - {0})
+        self._cuts = sorted({cut // update_rules.NORM_ROW * update_rules.NORM_ROW for cut in cuts} - {0})
         self._stepped = 0
         """How many weights this iteration has updated already."""
         self._norms_of_stepped: List[Tensor] = []
@@ -95,7 +85,7 @@ class Optimizer:
         """Whether the optimizer steps the model's weights themselves, not a copy in fp32."""
         self._gradient = flat.grad[: self._share.length]
         pieces = [
-            Piece(self._share.within(here), flat.parameters[name].dim() > 1, name in cut)
+            update_rules.Piece(self._share.within(here), flat.parameters[name].dim() > 1, name in cut)
             for name, here in flat.slices.items()
         ]
         self._master: Optional[nn.Parameter] = None
@@ -104,17 +94,17 @@ class Optimizer:
         """The exponential average of the weights (`train.ema`), from the initial ones on, unless it offloads it."""
         self._offloaded: Optional[OffloadedRule] = None
         if offloads:
-            at_once = updates_at_once(flat.weight.device, train)
+            at_once = update_rules.updates_at_once(flat.weight.device, train)
             places = flat.weight, flat.kept, self._is_weight, self._gradient
             self._offloaded = OffloadedRule(*places, pieces, train, self._cuts, at_once)
-            self._rule: UpdateRule = self._offloaded
+            self._rule: update_rules.UpdateRule = self._offloaded
             self._offloaded.begin(self._share.of(flat.initial))
         else:
             self._master = nn.Parameter(
                 flat.weight if self._is_weight else self._share.of(flat.initial).to(flat.weight.device, copy=True)
             )
             self._master.grad = self._gradient
-            self._rule = update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
+            self._rule = update_rules.update_rule(self._master, pieces, train, self._data.group, tensor, self._cuts)
             self._average = None if train.ema is None else self._master.data.clone()
         flat.initial = torch.empty(0)
         self._outer: Optional[OuterOptimizer] = None
@@ -137,7 +127,7 @@ class Optimizer:
             return
         here = slice(self._stepped, ready[-1])
         with recorder.span("optimizer"):
-            self._norms_of_stepped.append(row_norms(self._gradient[here]))
+            self._norms_of_stepped.append(update_rules.row_norms(self._gradient[here]))
             self._update(recorder, lr, here)
             self._follow(here)
         self._stepped = here.stop
@@ -265,7 +255,9 @@ class Optimizer:
             self._master.data.copy_(self._outer.weights)
             self._hand_out(recorder, slice(0, len(self._master)))
 
-    def _update(self, recorder: Recorder, lr: float, here: slice, unscaled: Optional[Unscaled] = None) -> None:
+    def _update(
+        self, recorder: Recorder, lr: float, here: slice, unscaled: Optional[update_rules.Unscaled] = None
+    ) -> None:
         if len(self._gradient):
             self._rule.step(lr, self.updates, here, unscaled)
         self._hand_out(recorder, here)
@@ -276,7 +268,7 @@ class Optimizer:
             assert self._train.ema is not None and self._master is not None
             self._average[here].lerp_(self._master.data[here], 1.0 - self._train.ema)
 
-    def _unscaled(self, norm: Tensor, scale: float) -> Unscaled:
+    def _unscaled(self, norm: Tensor, scale: float) -> update_rules.Unscaled:
         """What `step` does on a CPU to gradients of this norm (fp64, with the loss scale) before their update."""
         clip = self._train.clip_grad
         divisor: Optional[Tensor] = None
@@ -284,7 +276,7 @@ class Optimizer:
             divisor = ((norm / scale + 1e-6) / clip).clamp_(min=1.0).mul_(scale).float()
         elif scale != 1.0:
             divisor = torch.full((), scale, device=norm.device)
-        return Unscaled(divisor, norm.isfinite().logical_not_().float())
+        return update_rules.Unscaled(divisor, norm.isfinite().logical_not_().float())
 
     def _hand_out(self, recorder: Recorder, here: slice) -> None:
         """Gives the model the updated weights: those `here` of this rank's own, and from the others theirs."""
@@ -336,10 +328,10 @@ class Optimizer:
     def _measured(self, recorder: Recorder) -> Tensor:
         """Measure the whole model's gradient, with the loss scale: its norm, and how far from 0 any of it lies where
         the loss scale follows that, else NaN; fp64. Each weight counts once."""
-        square = square_norm(self._gradient[self._stepped :], self._norms_of_stepped)
+        square = update_rules.square_norm(self._gradient[self._stepped :], self._norms_of_stepped)
         elsewhere = [self._gradient[part] for part in self._counted_elsewhere if part.start < part.stop]
         if elsewhere:
-            others = square_norms(elsewhere)
+            others = update_rules.square_norms(elsewhere)
             for one in others.sum(0, keepdim=True) if others.is_cuda else others:
                 square -= one
         square /= self._copies

@@ -379,7 +379,7 @@ def _copied(module: nn.Module, memo: Dict[int, Any]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
-def _kinds(layers: Sequence[nn.Module]) -> List[str]:
+def _kinds(layers: Sequence[nn.Module]) -> Sequence[str]:
     """A name for each layer: the same for those that compute the same with tensors of the same sizes."""
     keys = []
     for layer in layers:

@@ -242,15 +242,11 @@ def _require_all(code: UserCode, model: nn.Module, pieces: Pieces) -> None:
 
 def _tied(pieces: Pieces) -> Dict[str, str]:
     """Parameters that are in several pieces."""
-    return ties(
-        (f"{piece.name}.{HELD_AS}.{inner}", parameter)
-        for piece in pieces.pieces
-        for inner, parameter in piece.module.named_parameters()
-        if parameter.requires_grad
-    )
+    named = ((piece, *one) for piece in pieces.pieces for one in piece.module.named_parameters())
+    return ties([(f"{piece.name}.{HELD_AS}.{inner}", one) for piece, inner, one in named if one.requires_grad])
 
 
-def _kinds(pieces: Pieces, look: Look) -> List[str]:
+def _kinds(pieces: Pieces, look: Look) -> Sequence[str]:
     """A name for each piece: the same for those that compute the same with tensors of the same sizes."""
     keys = []
     for piece in pieces.pieces:
