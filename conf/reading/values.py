@@ -6,6 +6,7 @@ knows where the text stood puts the key before it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,16 @@ Reader: TypeAlias = Callable[[str], T]
 
 class NoValue(ValueError):
     """The rule that a text breaks."""
+
+
+def read_by(reader: Reader[Any], default: Any = dataclasses.MISSING) -> Any:
+    """A field of a dataclass of words `key=value`: how its value is read, and what it is without the word."""
+    return dataclasses.field(default=default, metadata={"reader": reader})
+
+
+def words_of(kind: Any) -> dict[str, Reader[Any]]:
+    """How each word is read that is a field of such a dataclass."""
+    return {one.name: one.metadata["reader"] for one in dataclasses.fields(kind) if "reader" in one.metadata}
 
 
 def parse_key_values(

@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from conf.reading.values import NoValue, Reader, above_0, flag, one_of, parse_key_values, path, whole
+from conf.reading.values import NoValue, Reader, above_0, flag, one_of, parse_key_values, path, read_by, whole, words_of
 from conf.visible import plural
 from fasop.errors import SearchError
 from fasop.graphs.options import Level, Options, Sync
@@ -22,28 +22,55 @@ LEAST_BYTES_PER_S = 1e5
 """The slowest link that is believed: less was meant in another unit."""
 
 
+def _graphs(text: str) -> dict[str, Path]:
+    """A file, or for each GPU of a cluster its own: GPU:FILE,GPU:FILE."""
+    parts = [re.fullmatch(r"([\w.-]+):(.+)", part) for part in text.split(",")]
+    if not all(parts):
+        return {"": path(text)}
+    return {part[1]: Path(part[2]) for part in parts if part}
+
+
+def _each(reader: Reader[T]) -> Reader[tuple[T, ...]]:
+    """Values joined by commas, in their order; a value may come twice."""
+
+    def values(text: str) -> tuple[T, ...]:
+        try:
+            return tuple(reader(part.strip()) for part in text.split(","))
+        except NoValue as rule:
+            raise NoValue(f"{rule}; separate several by commas") from rule
+
+    return values
+
+
+def _rate(text: str) -> float:
+    rate = above_0(text)
+    if rate < LEAST_BYTES_PER_S:
+        raise NoValue(f"must be bytes per second, at least {LEAST_BYTES_PER_S:g}; 1.25 GB/s is 1.25e9")
+    return rate
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
     """What a command line asks for; every field but the last is a word."""
 
-    graph: Mapping[str, Path]
+    graph: Mapping[str, Path] = read_by(_graphs)
     """The graph's file for each GPU of the cluster; with the key "" for any."""
-    reference: bool = False
+    reference: bool = read_by(flag, False)
     """The public optimizer's answer."""
-    levels: tuple[int, ...] = ()
+    levels: tuple[int, ...] = read_by(_each(whole), ())
     """Machines of each level of the network, the innermost first."""
-    bandwidths: tuple[float, ...] = ()
+    bandwidths: tuple[float, ...] = read_by(_each(_rate), ())
     """Bytes a second, by level."""
-    memory_gb: float | None = None
+    memory_gb: float | None = read_by(above_0, None)
     """10^9 bytes, of a machine."""
-    straight: bool = False
-    fewer: bool = False
-    compression: float | None = None
-    sync: Sync = Sync.sum
-    csv: Path | None = None
-    page: Path | None = None
-    graph_output: Path | None = None
-    export: Path | None = None
+    straight: bool = read_by(flag, False)
+    fewer: bool = read_by(flag, False)
+    compression: float | None = read_by(above_0, None)
+    sync: Sync = read_by(one_of(Sync), Sync.sum)
+    csv: Path | None = read_by(path, None)
+    page: Path | None = read_by(path, None)
+    graph_output: Path | None = read_by(path, None)
+    export: Path | None = read_by(path, None)
     overrides: tuple[str, ...] = ()
     """Hydra's."""
 
@@ -63,6 +90,10 @@ class Arguments:
             compression=self.compression,
             sync=self.sync,
         )
+
+
+WORDS = words_of(Arguments)
+"""How each word is read, which is a field of `Arguments`."""
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -112,48 +143,3 @@ def parse(argv: Sequence[str]) -> Arguments:
 def argv_of(argv: Sequence[str], word: str) -> str:
     """The value of a word, as it was given last."""
     return [one.partition("=")[2] for one in argv if one.startswith(f"{word}=")][-1]
-
-
-def _graphs(text: str) -> dict[str, Path]:
-    """A file, or for each GPU of a cluster its own: GPU:FILE,GPU:FILE."""
-    parts = [re.fullmatch(r"([\w.-]+):(.+)", part) for part in text.split(",")]
-    if not all(parts):
-        return {"": path(text)}
-    return {part[1]: Path(part[2]) for part in parts if part}
-
-
-def _each(reader: Reader[T]) -> Reader[tuple[T, ...]]:
-    """Values joined by commas, in their order; a value may come twice."""
-
-    def values(text: str) -> tuple[T, ...]:
-        try:
-            return tuple(reader(part.strip()) for part in text.split(","))
-        except NoValue as rule:
-            raise NoValue(f"{rule}; separate several by commas") from rule
-
-    return values
-
-
-def _rate(text: str) -> float:
-    rate = above_0(text)
-    if rate < LEAST_BYTES_PER_S:
-        raise NoValue(f"must be bytes per second, at least {LEAST_BYTES_PER_S:g}; 1.25 GB/s is 1.25e9")
-    return rate
-
-
-WORDS: Mapping[str, Reader[Any]] = {
-    "graph": _graphs,
-    "reference": flag,
-    "levels": _each(whole),
-    "bandwidths": _each(_rate),
-    "memory_gb": above_0,
-    "straight": flag,
-    "fewer": flag,
-    "compression": above_0,
-    "sync": one_of(Sync),
-    "csv": path,
-    "page": path,
-    "graph_output": path,
-    "export": path,
-}
-"""How each word is read, which is a field of `Arguments`."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
-from conf.reading.values import NoValue, Reader, above_0, flag, name_of, parse_key_values, path, whole
+from conf.reading.values import NoValue, above_0, flag, name_of, parse_key_values, path, read_by, whole, words_of
 from fasop.errors import SearchError
 
 
@@ -34,89 +33,6 @@ class First(StrEnum):
     time = "time"
     cost = "cost"
     energy = "energy"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """What a command line asks for; every field but the last is a word."""
-
-    top: int = 10
-    csv: Path | None = None
-    page: Path | None = None
-    plan: str | None = None
-    overwrite: bool = False
-    export: ExportFormat | None = None
-    """The fastest plan that this trainer can run is also written in its words."""
-    profile: str | None = None
-    """The profile of all GPUs."""
-    explain: int | None = None
-    leave_out: bool = True
-    by_stage: bool | None = None
-    """Whether plans with replicas or tensor sizes by stage are looked at; None: a quick look."""
-    prove: bool = False
-    robust: float | None = None
-    """Plans come by the longest iteration that they have when a part of their nodes takes so much more time."""
-    start: Start | None = None
-    """Plans come by when their training would end if it were submitted then."""
-    pareto: First | None = None
-    max_cost: float = math.inf
-    """US dollars, of the whole training."""
-    max_days: float = math.inf
-    tokens: float | None = None
-    """Tokens of the whole training."""
-    validate: tuple[str, ...] = ()
-    """Runs."""
-    calibrate: Path | None = None
-    calibration: Path | None = None
-    overrides: tuple[str, ...] = ()
-    """Hydra's."""
-
-    def limits(self) -> str:
-        """Those of a whole training, as they were given; empty without any."""
-        given = {"max_cost": self.max_cost, "max_days": self.max_days}
-        return " ".join(f"{word}={value:g}" for word, value in given.items() if math.isfinite(value))
-
-
-MOST_PLANS = 10_000
-"""`top` at most: a search keeps so many plans, and finds the layers of each."""
-MOST_SLOWER = 10.0
-"""`robust` at most: eleven times as slow."""
-OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
-NOT_OF_PARETO = frozenset(("top", "leave_out", "prove", "by_stage", "robust"))
-"""Words that would change nothing."""
-NOT_OF_START = frozenset(("top", "pareto", "max_cost", "max_days", "explain", "csv", "page", "robust", "export"))
-
-
-def parse(argv: Sequence[str]) -> Arguments:
-    """Takes the search's own words out of the others.
-
-    Raises:
-        SearchError: a word has no such value, or no meaning beside another one.
-    """
-    own, overrides = parse_key_values(argv, WORDS, SearchError)
-    if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
-        raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a Pareto front of time and cost: add pareto=time")
-    if own.get("pareto") is First.energy and "max_cost" in own:
-        raise SearchError(
-            f"max_cost={own['max_cost']:g} limits a front of time and cost: use pareto=cost, or max_days with "
-            "pareto=energy"
-        )
-    if "validate" in own and (others := own.keys() - OF_VALIDATE):
-        raise SearchError(
-            f"validate={','.join(own['validate'])} does not search, so it does not take {', '.join(sorted(others))}, "
-            "only calibrate=FILE, calibration=FILE and runs_dir=DIR"
-        )
-    if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
-        raise SearchError(
-            f"pareto={own['pareto']} shows the plans that no other plan found beats, on any number of nodes; it does "
-            f"not take {', '.join(sorted(others))}: leave one of them out"
-        )
-    if "start" in own and (others := own.keys() & NOT_OF_START):
-        raise SearchError(
-            f"start={own['start']} shows one plan for each time at which more nodes are free; it does not take "
-            f"{', '.join(sorted(others))}: leave one of them out"
-        )
-    return Arguments(**own, overrides=tuple(overrides))
 
 
 def _runs(text: str) -> tuple[str, ...]:
@@ -162,26 +78,88 @@ def _start(text: str) -> Start:
     return Start(text)
 
 
-WORDS: Mapping[str, Reader[Any]] = {
-    "top": _top,
-    "csv": path,
-    "page": path,
-    "plan": name_of("configuration"),
-    "overwrite": flag,
-    "export": _export,
-    "profile": name_of("profile"),
-    "leave_out": flag,
-    "by_stage": flag,
-    "prove": flag,
-    "robust": _percent,
-    "start": _start,
-    "pareto": _first,
-    "max_cost": above_0,
-    "max_days": above_0,
-    "tokens": above_0,
-    "explain": whole,
-    "validate": _runs,
-    "calibrate": path,
-    "calibration": path,
-}
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """What a command line asks for; every field but the last is a word."""
+
+    top: int = read_by(_top, 10)
+    csv: Path | None = read_by(path, None)
+    page: Path | None = read_by(path, None)
+    plan: str | None = read_by(name_of("configuration"), None)
+    overwrite: bool = read_by(flag, False)
+    export: ExportFormat | None = read_by(_export, None)
+    """The fastest plan that this trainer can run is also written in its words."""
+    profile: str | None = read_by(name_of("profile"), None)
+    """The profile of all GPUs."""
+    explain: int | None = read_by(whole, None)
+    leave_out: bool = read_by(flag, True)
+    by_stage: bool | None = read_by(flag, None)
+    """Whether plans with replicas or tensor sizes by stage are looked at; None: a quick look."""
+    prove: bool = read_by(flag, False)
+    robust: float | None = read_by(_percent, None)
+    """Plans come by the longest iteration that they have when a part of their nodes takes so much more time."""
+    start: Start | None = read_by(_start, None)
+    """Plans come by when their training would end if it were submitted then."""
+    pareto: First | None = read_by(_first, None)
+    max_cost: float = read_by(above_0, math.inf)
+    """US dollars, of the whole training."""
+    max_days: float = read_by(above_0, math.inf)
+    tokens: float | None = read_by(above_0, None)
+    """Tokens of the whole training."""
+    validate: tuple[str, ...] = read_by(_runs, ())
+    """Runs."""
+    calibrate: Path | None = read_by(path, None)
+    calibration: Path | None = read_by(path, None)
+    overrides: tuple[str, ...] = ()
+    """Hydra's."""
+
+    def limits(self) -> str:
+        """Those of a whole training, as they were given; empty without any."""
+        given = {"max_cost": self.max_cost, "max_days": self.max_days}
+        return " ".join(f"{word}={value:g}" for word, value in given.items() if math.isfinite(value))
+
+
+WORDS = words_of(Arguments)
 """How each word is read, which is a field of `Arguments`."""
+
+
+MOST_PLANS = 10_000
+"""`top` at most: a search keeps so many plans, and finds the layers of each."""
+MOST_SLOWER = 10.0
+"""`robust` at most: eleven times as slow."""
+OF_VALIDATE = frozenset(("validate", "calibrate", "calibration"))
+NOT_OF_PARETO = frozenset(("top", "leave_out", "prove", "by_stage", "robust"))
+"""Words that would change nothing."""
+NOT_OF_START = frozenset(("top", "pareto", "max_cost", "max_days", "explain", "csv", "page", "robust", "export"))
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Takes the search's own words out of the others.
+
+    Raises:
+        SearchError: a word has no such value, or no meaning beside another one.
+    """
+    own, overrides = parse_key_values(argv, WORDS, SearchError)
+    if "pareto" not in own and (limits := [word for word in ("max_cost", "max_days") if word in own]):
+        raise SearchError(f"{limits[0]}={own[limits[0]]:g} limits a Pareto front of time and cost: add pareto=time")
+    if own.get("pareto") is First.energy and "max_cost" in own:
+        raise SearchError(
+            f"max_cost={own['max_cost']:g} limits a front of time and cost: use pareto=cost, or max_days with "
+            "pareto=energy"
+        )
+    if "validate" in own and (others := own.keys() - OF_VALIDATE):
+        raise SearchError(
+            f"validate={','.join(own['validate'])} does not search, so it does not take {', '.join(sorted(others))}, "
+            "only calibrate=FILE, calibration=FILE and runs_dir=DIR"
+        )
+    if "pareto" in own and (others := own.keys() & NOT_OF_PARETO):
+        raise SearchError(
+            f"pareto={own['pareto']} shows the plans that no other plan found beats, on any number of nodes; it does "
+            f"not take {', '.join(sorted(others))}: leave one of them out"
+        )
+    if "start" in own and (others := own.keys() & NOT_OF_START):
+        raise SearchError(
+            f"start={own['start']} shows one plan for each time at which more nodes are free; it does not take "
+            f"{', '.join(sorted(others))}: leave one of them out"
+        )
+    return Arguments(**own, overrides=tuple(overrides))
