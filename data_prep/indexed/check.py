@@ -11,7 +11,7 @@ from conf.schema.experiment import EngineKind, Experiment
 from data_prep.errors import DataPrepError, named
 from data_prep.indexed.manifest import Manifest, has_manifest, read_manifest, same_vocabulary
 from data_prep.kinds import require_unchanged, weights_of
-from data_prep.tokenizers.vocabulary import TOKENIZER, unknown_doubt
+from data_prep.tokenizers.vocabulary import BLOCK, SAMPLED, TOKENIZER, unknown_doubt
 from megatron_ext.data.blend import normalized, samples_of
 from megatron_ext.data.gpt_samples import samples_in_epoch
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
@@ -19,11 +19,6 @@ from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.masked import bert_samples, sentence_maps, t5_samples
 from megatron_ext.data.masked.masked_samples import vocabulary_for
 from megatron_ext.data.samples import SPLITS, Split
-
-BLOCK = 1 << 24
-"""Tokens that are looked at once."""
-SAMPLED = (64, 1 << 16)
-"""Places of data without a manifest that a launch looks at, and the tokens of each."""
 
 
 def samples_of_split(experiment: Experiment, split: str) -> int | None:

@@ -17,6 +17,7 @@ from data_prep.errors import DataPrepError, named
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
 from data_prep.kinds import weights_of
 from data_prep.tokenizers.tokenizer import Tokenizer
+from data_prep.tokenizers.vocabulary import BLOCK
 from megatron_ext.data.index_maps import compute, require_one_sample, sample_tokens, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.masked.bert_samples import BertSamples
@@ -26,8 +27,6 @@ from megatron_ext.data.samples import Samples, Split
 
 Figure = Mapping[str, Any]
 """A figure of Plotly, of plain values: `data` and `layout`."""
-BLOCK = 1 << 24
-"""Tokens that are counted at once."""
 MOST_SAMPLES = 2**27
 """The most samples of a run whose order is laid out in memory: 1.6 GB."""
 LARGEST_ID = 2**27

@@ -11,14 +11,13 @@ from data_prep.errors import DataPrepError, named
 from data_prep.indexed.check import check, highest_id
 from data_prep.kinds import PairsManifest, read_described, read_unchanged, require_training_document
 from data_prep.pairs.lines import lines
-from data_prep.pairs.pair import SIDES
 from data_prep.tokenizers.special import SPECIAL
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from data_prep.tokenizers.vocabulary import unknown_doubt, warn
 from megatron_ext.contract.models.model import PAIRS
 from megatron_ext.data import pairs
 from megatron_ext.data.indexed_dataset import data_file
-from megatron_ext.data.pairs import PairSamples, side_prefix
+from megatron_ext.data.pairs import SIDES, PairSamples, side_prefix
 from megatron_ext.data.samples import SPLITS, Split
 
 

@@ -17,7 +17,6 @@ from data_prep.errors import DataPrepError
 from data_prep.text.formats import digest
 from megatron_ext.data.samples import SPLITS
 
-SIDES = ("source", "target")
 _WORD = re.compile(r"[぀-ヿ㐀-䶿一-鿿豈-﫿]|[^\s぀-ヿ㐀-䶿一-鿿豈-﫿]+")
 """What stands between spaces; of Chinese and Japanese, which have none, each character."""
 

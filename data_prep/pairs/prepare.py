@@ -20,13 +20,14 @@ from data_prep.files.progress import hashes
 from data_prep.kinds import PairsManifest, PairsSplit, weights_of
 from data_prep.pairs import steps
 from data_prep.pairs.lines import Finished, finished, is_finished
-from data_prep.pairs.pair import SIDES, Languages, Reader, Rules
+from data_prep.pairs.pair import Languages, Reader, Rules
 from data_prep.pairs.sources import languages_of, readers_of
 from data_prep.text.corpus import Corpus
 from data_prep.tokenizers.special import SMALLEST, given_for_both
 from data_prep.tokenizers.tokenizer import LARGEST_BPE, JsonTokenizer
-from data_prep.tokenizers.vocabulary import doubt, shown, warn
+from data_prep.tokenizers.vocabulary import TOKENIZER, doubt, shown, warn
 from megatron_ext.contract.files import write_atomic
+from megatron_ext.data.pairs import SIDES
 from megatron_ext.data.samples import SPLITS
 
 
@@ -74,7 +75,7 @@ def prepare(request: PairsRequest, prefix: Path, recipe: dict[str, Any]) -> Pair
             journal.delete()  # the same command would fail again
             raise
         files = {f"-{split}.{side}{suffix}" for split, side in counts for suffix in (".txt", ".bin", ".idx")}
-        names = {name: name for name in (*sorted(files), steps.TOKENIZER)}
+        names = {name: name for name in (*sorted(files), TOKENIZER)}
         manifest = PairsManifest(
             source=request.languages.source,
             target=request.languages.target,
@@ -106,7 +107,7 @@ def _cleaned(
         tokenizer = steps.learned(journal, request.tokenizer, request.all_ids)
     else:
         tokenizer = request.tokenizer
-        write_atomic(journal.folder / steps.TOKENIZER, tokenizer.content)
+        write_atomic(journal.folder / TOKENIZER, tokenizer.content)
     places = product(SPLITS, SIDES)
     return (
         tokenizer,
@@ -118,7 +119,7 @@ def _cleaned(
 def _finished(request: PairsRequest, given: Finished, journal: Journal) -> tuple[JsonTokenizer, Counts]:
     """The tokenizer, and the counts of what is written."""
     tokenizer = given.tokenizer()
-    write_atomic(journal.folder / steps.TOKENIZER, tokenizer.content)
+    write_atomic(journal.folder / TOKENIZER, tokenizer.content)
     counts: Counts = {}
     for split in SPLITS:
         for side, language in zip(SIDES, request.languages, strict=True):

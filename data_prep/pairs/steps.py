@@ -20,7 +20,6 @@ from data_prep.files.workers import batched, in_order
 from data_prep.pairs.lines import Finished, lines, side_by_side
 from data_prep.pairs.pair import (
     KEPT,
-    SIDES,
     Cleaner,
     HeldOut,
     Pair,
@@ -34,15 +33,16 @@ from data_prep.pairs.pair import (
 )
 from data_prep.tokenizers.special import SPECIAL, train_both
 from data_prep.tokenizers.tokenizer import JsonTokenizer
+from data_prep.tokenizers.vocabulary import TOKENIZER
 from megatron_ext.contract.files import write_atomic
 from megatron_ext.data.indexed_dataset import IndexedWriter, token_dtype
+from megatron_ext.data.pairs import SIDES
 from megatron_ext.data.samples import SPLITS
 
 CHUNK = 2048
 """Pairs or sentences that are handled, and noted, together."""
 NEAR = "near-duplicate"
 """Why a pair is left out that is nearly one that is held out."""
-TOKENIZER = ".tokenizer.json"
 UNKNOWN = SPECIAL.index("<unk>")
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from fasop.costs.arrays import Floats
 from fasop.trainings.node_set import NodeSet, total
 from fasop.trainings.play import Stretch
-
-HOUR = 3600.0
+from megatron_ext.contract.adaptive.forecast import HOUR
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -15,7 +15,8 @@ from plotly import graph_objects as go
 from conf.visible import plural, span
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.tables.trainings import DIGITS, HEAD, Results, row, summary
-from fasop.trainings.played import HOUR, Played
+from fasop.trainings.played import Played
+from megatron_ext.contract.adaptive.forecast import HOUR
 from reports.figures.chart import Axis, Item, dots, lines
 from reports.figures.embed import SERIES, SOFT, embedded, figure, framed
 from reports.figures.page import Names, bullets, copyable, number, table

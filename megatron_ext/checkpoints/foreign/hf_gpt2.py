@@ -17,18 +17,12 @@ END_OF_TEXT = 50256
 _EMBEDDING = {"word": Twin(("wte.weight",)), "position": Twin(("wpe.weight",))}
 _HEAD = {"norm.weight": Twin(("ln_f.weight",)), "norm.bias": Twin(("ln_f.bias",))}
 _LAYER = {
-    "attention_norm.weight": Twin(("ln_1.weight",)),
-    "attention_norm.bias": Twin(("ln_1.bias",)),
-    "qkv.weight": Twin(("attn.c_attn.weight",), transposed=True),
-    "qkv.bias": Twin(("attn.c_attn.bias",)),
-    "attention_out.weight": Twin(("attn.c_proj.weight",), transposed=True),
-    "attention_out.bias": Twin(("attn.c_proj.bias",)),
-    "mlp_norm.weight": Twin(("ln_2.weight",)),
-    "mlp_norm.bias": Twin(("ln_2.bias",)),
-    "mlp_in.weight": Twin(("mlp.c_fc.weight",), transposed=True),
-    "mlp_in.bias": Twin(("mlp.c_fc.bias",)),
-    "mlp_out.weight": Twin(("mlp.c_proj.weight",), transposed=True),
-    "mlp_out.bias": Twin(("mlp.c_proj.bias",)),
+    f"{ours}.{kind}": Twin((f"{theirs}.{kind}",), transposed=kind == "weight" and not ours.endswith("norm"))
+    for ours, theirs in (
+        *(("attention_norm", "ln_1"), ("qkv", "attn.c_attn"), ("attention_out", "attn.c_proj")),
+        *(("mlp_norm", "ln_2"), ("mlp_in", "mlp.c_fc"), ("mlp_out", "mlp.c_proj")),
+    )
+    for kind in ("weight", "bias")
 }
 _FIXED = {
     "model_type": "gpt2",

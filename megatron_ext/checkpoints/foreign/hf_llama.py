@@ -13,7 +13,7 @@ from megatron_ext.contract.models.hf_config import HfConfig
 from megatron_ext.contract.models.keys import DEFAULT, RMS_NORM, ROTARY
 from megatron_ext.contract.models.model import ModelConfig, family_named
 from megatron_ext.contract.plan_check import PlanFault, build, check_object
-from megatron_ext.families.gpt import FULL, GEMMA2, GEMMA3, GEMMAS, SLIDING, STABLELM
+from megatron_ext.families.gpt import FULL, GEMMA2, GEMMA3, GEMMAS, LLAMA3, SLIDING, STABLELM
 from megatron_ext.families.gpt.options import GptOptions, slides
 
 _LAYER = {
@@ -52,8 +52,6 @@ _CLASSES = {
     **{GEMMA2: "Gemma2ForCausalLM", GEMMA3: "Gemma3ForCausalLM"},
     **{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", STABLELM: "StableLmForCausalLM"},
 }
-_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""The scaling of Llama 3's rotary embedding, as the engine computes it."""
 
 
 def fits(model: ModelConfig) -> bool:
@@ -142,7 +140,7 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
         "vocab_size": model.vocab_size,
         "layer_norm_eps" if kind == STABLELM else "rms_norm_eps": model.norm_epsilon,
         **({} if kind == GEMMA3 else {"rope_theta": model.rotary_base}),
-        "rope_scaling": None if factor is None else {"rope_type": "llama3", "factor": factor, **_SCALING},
+        "rope_scaling": None if factor is None else {"rope_type": "llama3", "factor": factor, **LLAMA3},
         **({"attention_bias": model.add_bias_linear, "mlp_bias": model.add_bias_linear} if kind == "llama" else {}),
         **({} if kind in ("llama", STABLELM) else _windows(model, kind)),
         **(stablelm if kind == STABLELM else {}),

@@ -11,9 +11,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from data_prep.errors import DataPrepError
-from data_prep.pairs.pair import SIDES, THRESHOLD, HeldOut, Pair, Sentences, jaccard, runs
+from data_prep.pairs.pair import THRESHOLD, HeldOut, Pair, Sentences, jaccard, runs
 from launch.commands.data import main
 from megatron_ext.data.indexed_dataset import IndexedDataset
+from megatron_ext.data.pairs import SIDES
 from megatron_ext.data.samples import SPLITS
 
 NOUNS = ["Hund", "Baum", "Weg", "Tisch", "Berg", "Stern", "Fluss", "Wald", "Ring", "Brief"]
