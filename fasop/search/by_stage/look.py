@@ -23,10 +23,11 @@ from conf.schema.values.partition import NodeOrder
 from fasop.costs.arrays import Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.training import Training
+from fasop.search.by_stage.bounded_rows import Row
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import Closing, Effort
 from fasop.search.by_stage.neighbours import Near
-from fasop.search.by_stage.staged_plans import SCHEDULES, Row, StagedPlans
+from fasop.search.by_stage.staged_plans import SCHEDULES, StagedPlans
 from fasop.search.search import Best
 from fasop.search.space.choices import Choices
 from megatron_ext.contract.layout import Layout

@@ -1,0 +1,201 @@
+"""Plans whose stages differ, but for their partition: those that are worth it by what bounds them.
+
+Most layouts are left out by what a micro-batch takes on its way without messages; messages and all closer bounds are
+found of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
+from fasop.costs.parallelism import Parallelism
+from fasop.costs.training import Training
+from fasop.search.by_stage.bounds import Work
+from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.layout_bounds import PlacedLayouts
+from fasop.search.space.candidates import MOST_REPLICAS
+from megatron_ext.contract.parallel_config import Recompute, Schedule
+
+STAGES = (0, 5, 10, 20, 2**31)
+"""Layouts of which bounds are found together have numbers of stages between these."""
+BOUNDS = (
+    *(PlacedLayouts.trip_in_parts, PlacedLayouts.least_seconds),
+    *(PlacedLayouts.trip_seconds, PlacedLayouts.turning_seconds),
+)
+"""Bound many layouts, each of them those that the ones before leave."""
+
+
+class Row(NamedTuple):
+    """A plan but for its partition."""
+
+    bound: float
+    kinds: int
+    """Number of the set of nodes."""
+    order: int
+    numbers: tuple[int, ...]
+    """Those of its options: all have this bound, but for those with a sharded optimizer."""
+    layout: int
+    of_sharded: float
+    """The bound of these, whose sums take half the time."""
+
+
+class Rows(NamedTuple):
+    least: float
+    """The least bound of those that are not worth it."""
+    every: list[Row]
+
+
+class _Costs(NamedTuple):
+    """What the bounds of options depend on."""
+
+    micro_batch_size: int
+    recompute: Recompute
+    schedule: Schedule
+
+    @classmethod
+    def of(cls, parallel: Parallelism) -> _Costs:
+        return cls(parallel.micro_batch_size, parallel.recompute, parallel.schedule)
+
+    @property
+    def last(self) -> tuple[bool, bool]:
+        """What comes behind what it takes no less than."""
+        return self.recompute is not Recompute.none, not self.schedule.definition.splits_backward
+
+
+class _Group(NamedTuple):
+    """Options whose bounds are found together."""
+
+    costs: _Costs
+    numbers: tuple[int, ...]
+    one: Training
+    """One of them: without a sharded optimizer if there is any."""
+    whole: int
+    """Which of both bounds is that of those without: 1 if all have a sharded optimizer."""
+    sharded: int
+    """Which is the least of them."""
+
+    @classmethod
+    def of(cls, costs: _Costs, numbers: Sequence[int], options: Sequence[Training]) -> _Group:
+        first = {options[option].parallel.sharded_optimizer: options[option] for option in numbers[::-1]}
+        return cls(costs, tuple(numbers), first.get(False) or first[True], int(min(first)), int(max(first)))
+
+
+class BoundedRows:
+    """The rows of some layouts on some nodes, with such options."""
+
+    def __init__(
+        self,
+        many: LayoutBatch,
+        orders: Sequence[Sequence[NodeKind]],
+        names: Sequence[str],
+        options: Sequence[Training],
+        work: Callable[[Training], Work],
+    ) -> None:
+        self._many, self._orders, self._names, self._options, self._work = many, orders, names, options, work
+        self._shortest_trips: dict[_Costs, Floats] = {}
+        self._inside_nodes: dict[tuple[int, ...], list[tuple[Integers, LayoutBatch]]] = {}
+
+    def of(self, number: int, orders: Sequence[int], worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[Rows]:
+        """Those of some node orders that are worth it, by their bounds, and for each group of options and order the
+        least of the others."""
+
+        def may_be(bounds: Floats) -> NDArray[np.bool_]:
+            return worth(bounds) & np.isfinite(bounds)
+
+        sizes = dict.fromkeys(group.costs.micro_batch_size for group in self._groups)
+        for order in orders:
+            nodes = self._orders[order]
+            every = [*zip(self._groups, self._quick_bounds(nodes, may_be), strict=True)]
+            for of_size in ([pair for pair in every if pair[0].costs.micro_batch_size == size] for size in sizes):
+                close = np.flatnonzero(may_be(np.min([bounds for _, bounds in of_size], axis=0)))
+                placed = PlacedLayouts(self._many.take(close), nodes, self._names)
+                for group, quick, bounds in self._close_bounds(of_size, close, placed, may_be):
+                    lowest = quick[close] = bounds[group.sharded]
+                    kept = np.flatnonzero(may_be(lowest))
+                    rows = zip(
+                        bounds[group.whole, kept].tolist(), close[kept].tolist(), lowest[kept].tolist(), strict=True
+                    )
+                    yield Rows(
+                        float(quick[~may_be(quick)].min(initial=math.inf)),
+                        [Row(bound, number, order, group.numbers, place, other) for bound, place, other in rows],
+                    )
+
+    def _close_bounds(
+        self,
+        of_size: Sequence[tuple[_Group, Floats]],
+        close: Integers,
+        placed: PlacedLayouts,
+        worth: Callable[[Floats], NDArray[np.bool_]],
+    ) -> Iterator[tuple[_Group, Floats, Floats]]:
+        """Yield groups of options with micro-batches of one size, with their quick bounds and [2, layouts] those of
+        layouts that are `close`, without and with a sharded optimizer."""
+        known, halves = dict[Schedule, Floats](), np.zeros(1)
+        for group, quick in of_size:
+            costs, work = group.costs, self._work(group.one)
+            bounds = np.maximum(known.get(costs.schedule, 0.0), np.stack([quick[close]] * 2))
+            if costs.schedule is Schedule.one_f_one_b:
+                bounds = np.maximum(bounds, halves)
+            lowest = bounds[group.sharded]  # where a sharded optimizer is tried, with that
+            for bound in BOUNDS:
+                if len(near := np.flatnonzero(worth(lowest))):
+                    of_near = placed if len(near) == len(close) else placed.take(near)
+                    bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, group.one, work))
+                if bound is PlacedLayouts.trip_in_parts and costs.schedule.definition.splits_backward:
+                    halves = bounds.copy() if halves.ndim == 1 else halves  # none that are whole take less
+            if costs.recompute is Recompute.none:
+                known[costs.schedule] = bounds  # to compute again takes no less
+            yield group, quick, bounds
+
+    def _quick_bounds(self, nodes: Sequence[NodeKind], worth: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
+        """[groups, layouts]: bounds that take little time, on nodes in one order, with every group of options; infinite
+        where there are fewer micro-batches than replicas, or a tensor group lies on two nodes."""
+        found = np.full((len(self._groups), len(self._many.last)), math.inf)
+        for some, batch in self._inside(tuple(node.gpus for node in nodes)):
+            placed, known = PlacedLayouts(batch, nodes, self._names), dict[object, Floats]()
+            for group, of_group in zip(self._groups, found, strict=True):
+                costs, one, work = group.costs, group.one, self._work(group.one)
+                bounds = np.maximum(self._shortest(group)[some], known.get(costs[::2], 0.0))
+                if worth(bounds).any():
+                    bounds = np.maximum(bounds, placed.trip_alone(one, work))
+                if costs.recompute is Recompute.none:
+                    known[costs[::2]] = bounds  # to compute again takes no less
+                of_group[some] = bounds
+        return found
+
+    @cached_property
+    def _groups(self) -> list[_Group]:
+        """Options by what their bounds depend on; those come first that take no less than others."""
+        numbers = dict[_Costs, list[int]]()
+        for option, one in enumerate(self._options):
+            numbers.setdefault(_Costs.of(one.parallel), []).append(option)
+        return [
+            _Group.of(costs, own, self._options) for costs, own in sorted(numbers.items(), key=lambda row: row[0].last)
+        ]
+
+    def _shortest(self, group: _Group) -> Floats:
+        """[layouts]: what `PlacedLayouts.shortest_trip` says, the same in every order; infinite where there are fewer
+        micro-batches than replicas."""
+        costs = group.costs
+        if costs not in self._shortest_trips:
+            most = min(group.one.parallel.global_batch_size // costs.micro_batch_size, MOST_REPLICAS)
+            placed = PlacedLayouts(self._many, self._orders[0], self._names)
+            trip = placed.shortest_trip(group.one, self._work(group.one))
+            self._shortest_trips[costs] = np.where(self._many.replicas.max(axis=1) <= most, trip, math.inf)
+        return self._shortest_trips[costs]
+
+    def _inside(self, gpus: tuple[int, ...]) -> list[tuple[Integers, LayoutBatch]]:
+        """The layouts of which every tensor group lies inside a node, by their `STAGES`, with their numbers."""
+        if gpus not in self._inside_nodes:
+            fine, last = self._many.inside_nodes(gpus), self._many.last
+            every = [np.flatnonzero(fine & (last >= low) & (last < high)) for low, high in pairwise(STAGES)]
+            self._inside_nodes[gpus] = [(some, self._many.take(some)) for some in every if len(some)]
+        return self._inside_nodes[gpus]
