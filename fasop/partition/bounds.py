@@ -35,7 +35,7 @@ def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers, worth: Wo
     """[pipelines]: the largest of six bounds; `balanced` is from `bottleneck`.
 
     For the largest stage: it steps its optimizer and computes for all micro-batches, and then either its gradient goes
-    back to the first stage, or it sums its gradients.
+    back to the first stage (`_back_bound`), or it sums its gradients (`_summing_bound`).
 
     For any stage, and for the mean over the stages: the first micro-batch goes through all parts and back, and then the
     stage has passes left (`_trip_bound`).
@@ -75,7 +75,7 @@ def _bound(
     if len(some):
         lines = pipelines if len(some) == len(pipelines) else pipelines.take(some)
         trip = _trip_bound(chains_of(lines), lines.capacity, layers) + ending[some]
-        least[some] = np.maximum.reduce([least[some], trip, _summing_bound(lines, layers)])
+        least[some] = np.maximum.reduce([least[some], trip, _summing_bound(lines, layers), _back_bound(lines, layers)])
     return least
 
 
@@ -164,6 +164,27 @@ def _summing_bound(pipelines: Pipelines, layers: int) -> Floats:
     """[pipelines]: the largest stage's optimizer step, passes and sums, which is least where those are balanced."""
     whole = never_less_until_summed(pipelines, layers)
     least: Floats = whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
+    return least
+
+
+def _back_bound(pipelines: Pipelines, layers: int) -> Floats:
+    """[pipelines]: of several chunks, a stage steps its optimizer and has all its passes, the last of which is the last
+    micro-batch's in its first chunk. Its gradient goes back to the first stage, which sums its own and then the
+    embedding's. The largest stage's path is least where these are balanced.
+
+    It holds of 1F1B and GPipe, too, but the search is tuned to bounds without it (`local_search.REACH`).
+    """
+    if not pipelines.schedule.definition.has_chunks:
+        return np.zeros(len(pipelines))
+    stages, both, step = pipelines.stages, both_passes(pipelines), pipelines.optimizer
+    hop = pipelines.hop if pipelines.back is None else pipelines.back.hop
+    after = np.zeros_like(step.fixed) + pipelines.least_exposed[0] + pipelines.embedding
+    after[1:] += np.cumsum(hop[: stages - 1] + pipelines.backward.fixed[: stages - 1], axis=0)
+    path = Linear(
+        fixed=step.fixed + pipelines.micro_batches * both.fixed + after,
+        layer=step.layer + pipelines.micro_batches * both.layer,
+    )
+    least: Floats = path.of(least_largest(path, pipelines.capacity, layers)).max(axis=0)
     return least
 
 

@@ -3,7 +3,9 @@
 An iteration takes as long as its longest path of waits. Every path takes a time that is linear in the layers, so each
 one gives a lower bound of all partitions, a cut (`Pipelines.longest`). A linear program over many of them bounds all
 partitions of a box, and boxes are halved where its solution is not a partition (Kelley 1960, Land and Doig 1960, Gomory
-1960). What is done is counted in boxes, not seconds, so that the same search says the same everywhere.
+1960). With several chunks to a stage, boxes are first halved by the layers of whole stages: one more lengthens the
+iteration by all its passes, and one that goes from chunk to chunk hardly does. What is done is counted in boxes, not
+seconds, so that the same search says the same everywhere.
 
 HiGHS 1.15 was tried in its place (highspy, 12 MiB installed): a mixed-integer program over the same cuts, of at most
 200 nodes, solved again with a cut at each solution. Of the first plans of 13 searches, of 4 to 48 parts, both prove 7.
@@ -36,12 +38,13 @@ EXACT = 1e-6
 """Partitions that differ by less, in proportion, are as good as each other."""
 NEAR = 1e-3
 """A solution whose longest path is known but for this needs no further cut."""
-CUTS = (20, 2)
-"""At the solutions of the first box, one after another: at first, and after what is not a partition was excluded."""
+CUTS = (20, 2, 3)
+"""At the solutions of the first box, one after another: at first, and after what is not a partition was excluded; and
+at those of every other box."""
 EXCLUDED = 10
 """How often that is."""
-TRIED = 8
-"""Amounts at which a box is halved on trial."""
+TRIED, STEPS = 8, 20
+"""Amounts at which a box is halved on trial, and steps to a trial's bound, which go on where the half is looked at."""
 ROUNDED = 4
 """After so many boxes the partition nearest to a box's solution is simulated."""
 WHOLE = 1e-6
@@ -138,12 +141,10 @@ class _Search:
     def __init__(self, one: Paths, layers: int, begin: Integers, enough: float) -> None:
         self._one, self._asked = one, enough
         self.best, self.seconds = begin, one.seconds(begin)
-        chunks = one.parts // len(one.capacity)
-        self._high = np.tile(np.minimum(one.capacity, layers), chunks)
+        chunks, room = one.parts // len(one.capacity), np.minimum(one.capacity, layers)
+        self._high = np.tile(room, chunks + 1 if chunks > 1 else 1)
         self._known = {begin[:, 0].tobytes()}
-        self._problem = MinimaxLP(layers, one.parts)
-        if chunks > 1:
-            self._problem.limit(_of_stages(one.parts, len(one.capacity)), one.capacity, whole=True)
+        self._problem = MinimaxLP(layers, one.parts, _of_stages(one.parts, len(room)) if chunks > 1 else None)
         self._cut(_crowded(begin[:, 0]))
         self._cut(begin)
 
@@ -154,7 +155,9 @@ class _Search:
         stuck, looked_at = np.inf, 0
         while boxes and looked_at < most and boxes[0][0] < self._enough:
             looked_at += 1
-            solved = self._problem.solve(heapq.heappop(boxes)[2].node)
+            solved = self._cut_off(self._problem.solve(heapq.heappop(boxes)[2].node), CUTS[2])
+            if solved.least >= self._enough:
+                continue
             whole = _rounded(solved)
             is_whole = np.abs(solved.amounts - whole).max() <= WHOLE
             new = (is_whole or looked_at % ROUNDED == 1) and self._try(whole)
@@ -199,7 +202,7 @@ class _Search:
     def _try(self, partition: Integers) -> bool:
         """Keeps it if it is the best so far; returns whether the problem has a new cut or limit for it."""
         column = partition.reshape(-1, 1)
-        if partition.tobytes() in self._known:
+        if partition.tobytes() in self._known or partition.min() < 0:  # a solution that was broken off is in no box
             return False
         self._known.add(partition.tobytes())
         if (broken := self._one.broken(partition)) is not None:
@@ -211,23 +214,27 @@ class _Search:
         return True
 
     def _halved(self, solved: Solved) -> list[Solved]:
-        """Where that raises both bounds most, of the amounts that are farthest from whole numbers."""
-        fractions = solved.amounts % 1
+        """Where that raises both bounds most, of the amounts that are farthest from whole numbers; of several chunks
+        first of the sums of their stages."""
+        values = self._problem.bounded @ solved.amounts
+        fractions, parts = values % 1, len(solved.amounts)
         distance = np.minimum(fractions, 1 - fractions)
+        if (distance[parts:] > WHOLE).any():
+            distance[:parts] = 0.0
         best, most = [], -1.0
         for number in np.argsort(-distance, kind="stable")[:TRIED]:
             if distance[number] > WHOLE:
-                halves = [self._problem.solve(node) for node in _sides(solved, int(number))]
+                sides = _sides(solved.node, int(number), float(values[number]))
+                halves = [self._problem.solve(node, STEPS) for node in sides]
                 below, above = (min(half.least, self._enough) - solved.least + EXACT for half in halves)
                 if below * above > most:
                     best, most = halves, below * above
         return best
 
 
-def _sides(solved: Solved, number: int) -> tuple[BoxNode, BoxNode]:
-    """Split the box below and above an amount."""
-    node, below = solved.node, np.floor(solved.amounts[number])
-    high, low = node.high.copy(), node.low.copy()
+def _sides(node: BoxNode, number: int, value: float) -> tuple[BoxNode, BoxNode]:
+    """Split the box below and above the value of an amount or a sum."""
+    below, high, low = np.floor(value), node.high.copy(), node.low.copy()
     high[number], low[number] = below, below + 1
     return replace(node, high=high), replace(node, low=low)
 

@@ -36,6 +36,7 @@ class BoxNode:
     """A box of amounts, and the basis reached in it."""
 
     low: Integers
+    """[amounts + sums]: like `high`, of the amounts and of their sums that have bounds."""
     high: Integers
     active: Integers
     """[amounts]: the rows that hold with equality."""
@@ -54,15 +55,18 @@ class Solved:
 class MinimaxLP:
     """The problem of one box after another. Cuts and limits may be added at any time, and hold in all of them.
 
-    A row g with its limit h means g (x, T) >= h: first the lower bounds of the amounts, then the upper ones.
+    A row g with its limit h means g (x, T) >= h: first the lower bounds of the amounts and of `sums` of these, [sums,
+    amounts], then the upper ones.
     """
 
-    def __init__(self, total: int, amounts: int) -> None:
+    def __init__(self, total: int, amounts: int, sums: Integers | None = None) -> None:
         self._total, self._amounts = float(total), amounts
-        ones = np.eye(amounts, amounts + 1)
-        self._rows = np.concatenate([ones, -ones])
+        self.bounded = np.eye(amounts) if sums is None else np.concatenate([np.eye(amounts), sums])
+        """[amounts + sums, amounts]: what a box bounds."""
+        box = np.pad(self.bounded, ((0, 0), (0, 1)))
+        self._rows = np.concatenate([box, -box])
         self._least = np.zeros(0)
-        self._whole = np.full(2 * amounts, True)
+        self._whole = np.full(len(self._rows), True)
         """Whether whole amounts leave a row a whole slack."""
 
     def cut(self, slopes: Floats, constants: Floats) -> None:
@@ -108,12 +112,12 @@ class MinimaxLP:
         active[np.argmin(slopes)] = len(self._rows) - 1
         return BoxNode(low=low, high=high, active=active, inverse=self._inverse(active))
 
-    def solve(self, node: BoxNode) -> Solved:
-        """From the basis of `node`, whose box may have been changed since."""
+    def solve(self, node: BoxNode, most: int = MOST_STEPS) -> Solved:
+        """From the basis of `node`, whose box may have been changed since; broken off after so many steps."""
         rows, last = self._rows, self._amounts
         limits = np.concatenate([node.low, -node.high, self._least])
         active, inverse = node.active.copy(), node.inverse.copy()
-        for step in range(1, MOST_STEPS):
+        for step in range(1, most):
             values = inverse @ np.append(limits[active], self._total)
             slack = rows @ values - limits
             worst = int(np.argmin(slack))

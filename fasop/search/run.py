@@ -52,6 +52,8 @@ CLOSE, NEARLY = 0.95, 0.98
 """The part of the best plan's time that bounds are raised to, unless more is asked for; and where it is, at first."""
 BOXES = (200, 0)
 """Boxes that a proof halves, at most: for the first plan, and for every other one."""
+FEW_BOXES = (0, 25)
+"""Likewise for the first plan, where no proof was asked for: more if the first number leaves much open."""
 PASSES = 2**13
 """Parts times micro-batches of a plan; of one with more, which takes longer to simulate, only the first one is
 proved."""
@@ -159,8 +161,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
             if least >= NEARLY * fastest:
                 least = max(least, closer_least(spaces, fastest, LITTLE, progress))
         else:
-            if 1 - plans[0].gap < CLOSE:
-                plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=0), *plans[1:]], key=by_time)
+            for boxes in FEW_BOXES:
+                if 1 - plans[0].gap < CLOSE:
+                    plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=boxes), *plans[1:]], key=by_time)
             if least < CLOSE * plans[0].total:
                 from fasop.search.closer_bounds import LITTLE, closer_least
 

@@ -10,12 +10,13 @@ import pytest
 from fasop.partition.bounds import quick_bound
 from fasop.partition.chains import with_one_more
 from fasop.partition.dominance import distinct, never_worse
-from fasop.partition.exact import proved
+from fasop.partition.exact import EXACT, proved
 from fasop.partition.local_search import bottleneck, feasible
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
 from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
+from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import best_times, random_case
 from tests.support.fasop.random_pipelines import all_times, random_pipelines
@@ -63,6 +64,27 @@ def test_no_partition_is_faster_than_the_bounds_of_a_move_to_it() -> None:
             tried, closest = tried + int(some.sum()), max(closest, (bound / seconds)[some].max(initial=0))
     assert tried > 1000
     assert closest > 0.99
+
+
+def test_no_partition_of_interleaved_stages_is_faster_than_the_bounds_or_what_is_proved() -> None:
+    """Boxes of them are halved by the layers of whole stages."""
+    tried = proofs = tight = 0
+    for seed in range(2000, 2000 + fewer(40, 600)):
+        lines, layers = random_pipelines(np.random.default_rng(seed), Schedule.interleaved)
+        _, seconds = all_times(lines, layers)
+        fits = np.isfinite(seconds).any(axis=1)
+        if not fits.any():
+            continue
+        some, best = lines.take(np.nonzero(fits)[0]), seconds[fits].min(axis=1) * (1 + ROUNDING)
+        balanced = bottleneck(some, layers)
+        assert (quick_bound(some, layers, balanced) <= best).all(), seed
+        tried += len(some)
+        for boxes in (1, 4, 10_000):
+            proof = proved(some.take(np.array([0])), layers, balanced[:, :1], boxes)
+            assert proof.bound <= best[0] <= proof.seconds * (1 + 2 * ROUNDING), (seed, boxes)
+        proofs, tight = proofs + 1, tight + (proof.bound >= best[0] * (1 - 2 * EXACT))
+    assert tried > 1000
+    assert tight > 0.9 * proofs > 30
 
 
 @pytest.mark.slow
