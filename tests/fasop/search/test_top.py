@@ -1,4 +1,4 @@
-"""The first plans of a search against all plans: however many are asked for, and in the same order."""
+"""The first plans of a search against all plans: however many and whatever else is asked for, in the same order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ from conf.schema.experiment import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
-from fasop.search.plan import Plan
+from fasop.search.arguments import Arguments
+from fasop.search.inputs import read
+from fasop.search.plan import Plan, Run, by_time
+from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
+from fasop.search.space.node_sets import clusters, with_room
+from tests.support.cases import fewer
 from tests.support.fasop.plans import pipelines
 from tests.support.fasop.random_clusters import all_sizes, random_case
 from tests.support.fasop.random_pipelines import all_partitions
@@ -25,6 +30,8 @@ from tests.support.fasop.seeds import seeds
 
 MOST = 30_000
 """Partitions in all orders of a cluster that are tried one and all."""
+MOST_SETS = 8
+"""Sets of nodes that are searched again and again."""
 
 
 def case(seed: int) -> tuple[Training, list[NodeKind], Choices]:
@@ -96,3 +103,34 @@ def test_the_first_plans_are_the_fastest_of_all_and_begin_those_of_a_longer_list
         looked, unlike = looked + 1, unlike + (len(one[1]) > 1)
     assert looked >= 20
     assert unlike >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("args", [Arguments(), Arguments(prove=True, by_stage=True)], ids=["default", "all"])
+def test_the_first_plans_on_all_sets_of_nodes_begin_one_ranking(args: Arguments) -> None:
+    """Whatever `top=`, no plan comes twice; before those of all sizes come only faster ones, of shares, stages or less
+    that is computed again."""
+    looked = unlike = 0
+    for seed in seeds(fewer(40, 400)):
+        training, kinds, choices = random_case(np.random.default_rng(seed))
+        sets = with_room(training, clusters(kinds))
+        every = Best(100_000)
+        for uneven in (False, True) if len(sets) <= MOST_SETS else ():
+            explore([Space(training, some, choices, uneven=uneven) for some in sets], every)
+        if not every.plans:
+            continue
+        run = Run(iterations=1)
+        inputs = replace(read(["cluster=a10x8"]), training=training, kinds=kinds, choices=choices, run=run)
+        ranked = best_plans(inputs, replace(args, top=30)).plans
+        found = [plan.training.parallel for plan in ranked]
+        assert [*ranked] == sorted(ranked, key=by_time)
+        assert len({replace(one, partition=None) for one in found}) == len(found)
+        more = next(row for row, plan in enumerate(ranked) if plan.pipelines is not None)
+        assert found[more:] == [plan.training.parallel for plan in every.plans[: len(found) - more]]
+        assert len(found) >= min(30, len(every.plans))
+        for top in (1, 3):
+            first = best_plans(inputs, replace(args, top=top)).plans
+            assert [plan.training.parallel for plan in first[:top]] == found[:top]
+        looked, unlike = looked + 1, unlike + (len(kinds) > 1)
+    assert looked >= 8
+    assert unlike >= 2
