@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -57,9 +57,9 @@ FEW_BOXES = (0, 25)
 PASSES = 2**13
 """Parts times micro-batches of a plan; of one with more, which takes longer to simulate, only the first one is
 proved."""
-RANKED, RELIEVED = 10, 4
-"""How many plans are found at least, and how many of these that compute layers again are relieved, beside the first
-one: however few are shown, the first one is the same."""
+RANKED, RELIEVED = 10, 8
+"""How many plans are found at least, so that the first one is the same however few are shown; and how many that compute
+layers again are relieved, beside the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,17 +140,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
         looked, found = _by_stage(inputs, args, sets, [plans[0], *even], begun + LIMIT_S)
         plans = [*found, *plans]
-        both = {Recompute.none, Recompute.full} <= {*asked.choices.recompute}
-        leave = {
-            "shares": bool(asked.may_scatter),
-            "offloads": bool(asked.may_offload),
-            "recomputes": both and not asked.training.equal_only,
-        }
-        again = [plan for plan in plans[1:RANKED] if plan.training.parallel.recompute.way is Recompute.full]
-        for plan in [plans[0], *again[:RELIEVED]]:
-            relief = _relieved(plan, begun + LIMIT_S, leave)
-            if relief is not None and relief.total < WORTH * plans[0].total and inputs.fault(relief) is None:
-                plans = [relief, *plans]
+        near = {0, *(number for number, _ in _on_sets(plans[:RANKED], sets))}
+        here = [of_sets[number] for of_sets in (spaces, unlike) if of_sets for number in sorted(near)]
+        plans = [*_relieved(inputs, asked, plans[0], here, begun + LIMIT_S), *plans]
         if args.prove:
             from fasop.search.closer_bounds import LITTLE, closer_least
 
@@ -200,15 +192,30 @@ def _explore_shares(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], keep: Pl
         explore_shares(inputs.training, sets, inputs.choices, keep, until)
 
 
-def _relieved(plan: Plan, until: float, leave: Mapping[str, bool]) -> Plan | None:
-    """The faster plan whose stages keep, offload and compute again only what they need, if there is one."""
-    parallel = plan.training.parallel
-    again = parallel.recompute.way is Recompute.full
-    if not (again or parallel.sharded_optimizer or parallel.zero or parallel.any_offload is not Offload.none):
-        return None
-    from fasop.search.by_stage.kept import relieved  # other plans need none of it
+def _relieved(inputs: Inputs, asked: Inputs, plan: Plan, spaces: Sequence[Space], until: float) -> list[Plan]:
+    """The fastest plan whose stages keep, offload and compute again only what they need, if it is faster: of the same
+    sizes, or of those in these spaces that only fit since they compute layers again."""
+    recomputes = {Recompute.none, Recompute.full} <= {*asked.choices.recompute} and not asked.training.equal_only
+    tight = list[Plan]()
+    if recomputes and any(space.least < WORTH * plan.total for space in spaces):
+        from fasop.search.by_stage.tight import tight_plans  # most searches are of plans that fit
 
-    return relieved(plan, until, **leave)
+        tight = tight_plans(spaces, WORTH * plan.total)[:RELIEVED]
+    best = plan
+    for one in [plan, *tight]:
+        parallel = one.training.parallel
+        again = parallel.recompute.way is Recompute.full
+        if not (again or parallel.sharded_optimizer or parallel.zero or parallel.any_offload is not Offload.none):
+            continue  # it keeps no more than it needs
+        from fasop.search.by_stage.kept import relieved
+
+        shares, offloads = bool(asked.may_scatter), bool(asked.may_offload)
+        relief = relieved(one, until, shares=shares, offloads=offloads, recomputes=recomputes)
+        if relief is not None and relief.total < WORTH * best.total and inputs.fault(relief) is None:
+            best = relief
+        if time.process_time() > until:
+            break
+    return [] if best is plan else [best]
 
 
 def _proposal(inputs: Inputs, best: Plan, until: float) -> str:

@@ -164,7 +164,7 @@ def look_beside(spaces: Sequence[Space], best: Best, until: float = np.inf) -> N
                 one = one.take(np.nonzero(worth(one.proved))[0])
                 if len(one.group):
                     found = search_partitions(one, np.repeat(layers, len(one.group), axis=1))
-                    best.add(_plans(one.group, found[0], one.proved))
+                    best.add(plans_of(one.group, found[0], one.proved))
 
 
 class SpaceSearch:
@@ -316,10 +316,10 @@ class SpaceSearch:
     def _keep_those(self, some: Bounded, partitions: Integers, seconds: Floats) -> None:
         kept = np.nonzero(self._of_worth(seconds))[0]
         if len(kept):
-            self._keep.add(_plans(some.group.take(kept), partitions[:, kept], some.proved[kept]))
+            self._keep.add(plans_of(some.group.take(kept), partitions[:, kept], some.proved[kept]))
 
 
-def _plans(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan]:
+def plans_of(group: Candidates, partitions: Integers, proved: Floats) -> list[Plan]:
     parts = group.pipelines.parts(partitions)
     plans = []
     for column, order in enumerate(group.orders):

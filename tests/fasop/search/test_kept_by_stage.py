@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -12,6 +13,7 @@ from conf.compose import compose
 from conf.schema.values.partition import Partition
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
+from fasop.search.by_stage.kept import relieved
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
@@ -167,3 +169,15 @@ def test_the_first_plan_is_the_same_however_few_are_shown() -> None:
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", *memory]
     (alone,), ten = (best_plans(read(words), replace(ARGS, top=top)).plans for top in (1, 10))
     assert alone.total == ten[0].total < 0.9 * ten[1].total
+
+
+@pytest.mark.slow
+def test_no_plan_of_a_hundred_that_computes_few_layers_again_is_faster_than_the_first() -> None:
+    """Though all plans of its sizes come far behind others that compute all or no layers again."""
+    sizes = ("model.sequence_length=2048", "train.precision=bf16", "parallel.global_batch_size=32")
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", with_memory(12.0), *sizes]
+    first, *others = best_plans(read(words), replace(ARGS, top=100)).plans
+    again = [plan for plan in others if plan.training.parallel.recompute is Recompute.full]
+    every = [relieved(plan, math.inf, shares=False, offloads=False) for plan in again]
+    assert first.total <= min(plan.total for plan in every if plan is not None) * (1 + 1e-9)
+    assert first.total < 0.96 * others[0].total

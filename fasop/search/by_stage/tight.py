@@ -1,0 +1,57 @@
+"""Plans that compute layers again for want of memory. Where only some of their layers need to be, they may be the
+fastest of all, though a search that ranks them with all layers computed again comes upon many that are faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fasop.frozen import replace
+from fasop.search.order_search import Bounded, search_partitions
+from fasop.search.plan import Plan
+from fasop.search.search import plans_of
+from fasop.search.space.candidates import Candidates, Space
+from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.replica_pipelines import by_replica
+from megatron_ext.contract.parallel_config import Recompute
+
+SIZES = 30
+"""Sizes that are looked at, at most."""
+PROMISING = 0.98
+"""What moving layers makes at best of the time that such a plan would take with nothing computed again."""
+PASSES = 2**11
+"""Parts times micro-batches: plans with more take too long to simulate stage by stage."""
+
+
+def tight_plans(spaces: Sequence[Space], fastest: float) -> list[Plan]:
+    """List a plan of each of the sizes and schedules that do not fit in some order unless they compute layers again,
+    and that may take less than `fastest` seconds if nothing were: the most promising first."""
+    rows = list[tuple[float, int, int]]()
+    for place, space in enumerate(spaces):
+        space.raise_known(space.known < fastest)
+        rows += [
+            (float(space.known[number]), place, number) for number in np.flatnonzero(space.known < fastest).tolist()
+        ]
+    found = list[tuple[float, Plan]]()
+    for _, place, number in sorted(rows)[:SIZES]:
+        for group in spaces[place].built(number, spaces[place].first):
+            ways = [group.training(column).parallel.recompute.way for column in range(len(group))]
+            again = [column for column, way in enumerate(ways) if way is Recompute.full]
+            if again and group.pipelines.parts_count * group.pipelines.micro_batches <= PASSES:
+                found += _best(group.take(np.array(again)), fastest)
+    return [plan for _, plan in sorted(found, key=lambda row: row[0])]
+
+
+def _best(group: Candidates, fastest: float) -> list[tuple[float, Plan]]:
+    """The one that is fastest balanced, with the seconds that it would take with nothing computed again; none if that
+    is too long."""
+    one = Bounded.of(group)
+    one = one.take(np.array([np.argmin(group.pipelines.iteration(one.balanced))]))
+    training = one.group.training(0)
+    free = replace(training, parallel=replace(training.parallel, recompute=Recompute.none))
+    seconds = float(by_replica(free, Nodes(group.kinds, one.group.orders)).iteration(one.balanced)[0])
+    if PROMISING * seconds >= fastest:
+        return []
+    (plan,) = plans_of(one.group, search_partitions(one)[0], one.proved)
+    return [(seconds, plan)]
