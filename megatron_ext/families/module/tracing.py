@@ -134,9 +134,9 @@ def _encoder(stack: nn.TransformerEncoder, *args: Any, **kwargs: Any) -> Any:
 def _decoder(stack: nn.TransformerDecoder, *args: Any, **kwargs: Any) -> Any:
     given = _given(stack, args, kwargs)
     given["tgt_is_causal"] = bool(given.get("tgt_is_causal"))
-    tgt = given.pop("tgt")
-    for layer in stack.layers:
-        tgt = layer(tgt, **given)
+    tgt, memory = given.pop("tgt"), given.pop("memory")
+    for layer in stack.layers:  # which may be the user's own, with other names for these two
+        tgt = layer(tgt, memory, **given)
     return tgt if stack.norm is None else stack.norm(tgt)
 
 
