@@ -53,7 +53,7 @@ WHOLE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """`seconds` is what the partition takes, `bound` what every partition takes at least."""
+    """`seconds` is what the partition takes, `bound` what every partition takes at least, but for `EXACT`."""
 
     partition: Integers
     """[parts, 1]"""
