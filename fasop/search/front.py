@@ -128,6 +128,11 @@ class Front:
     def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
         return bool(self.worth(kinds, np.array([GAIN * seconds]))[0])
 
+    def slowest(self, kinds: Sequence[NodeKind]) -> float:
+        """Returns the seconds below which a plan on all of these nodes is worth its cost, to a thousandth."""
+        seconds = np.geomspace(1e-3, 1e3, 13817) * float(self._times[-1])
+        return float(seconds[np.count_nonzero(self.worth(kinds, seconds)) - 1])
+
     def _cheapest_within(self, seconds: Floats) -> Floats:
         """The least expense of an iteration that a plan on the front has and that takes no longer; infinite if none."""
         cheapest: Floats = self._costs[np.searchsorted(self._times, seconds, side="right")]

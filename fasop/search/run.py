@@ -46,6 +46,9 @@ BESIDE_S = 3.0
 """Seconds of a front for the other schedules of its plans' sizes."""
 STAGES_S = 4.0
 """Seconds of a front for plans whose stages differ, on the nodes of its plans."""
+RELIEF_S, LULL = 3.0, 5
+"""Seconds of a front for plans that compute only some of their layers again; and sets of nodes in a row, the fewest
+GPUs first, on which none is of worth, after which no further ones are looked at."""
 WORTH = 0.999
 """The part of the best plan's time that a plan with other shares has to beat to be worth it."""
 CLOSE, NEARLY = 0.95, 0.98
@@ -142,7 +145,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         plans = [*found, *plans]
         near = {0, *(number for number, _ in _on_sets(plans[:RANKED], sets))}
         here = [of_sets[number] for of_sets in (spaces, unlike) if of_sets for number in sorted(near)]
-        plans = [*_relieved(inputs, asked, plans[0], here, begun + LIMIT_S), *plans]
+        plans = [*_relieved(inputs, asked, plans[:1], plans[0].total, here, begun + LIMIT_S), *plans]
         if args.prove:
             from fasop.search.closer_bounds import LITTLE, closer_least
 
@@ -192,17 +195,18 @@ def _explore_shares(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], keep: Pl
         explore_shares(inputs.training, sets, inputs.choices, keep, until)
 
 
-def _relieved(inputs: Inputs, asked: Inputs, plan: Plan, spaces: Sequence[Space], until: float) -> list[Plan]:
-    """The fastest plan whose stages keep, offload and compute again only what they need, if it is faster: of the same
-    sizes, or of those in these spaces that only fit since they compute layers again."""
+def _relieved(
+    inputs: Inputs, asked: Inputs, plans: Sequence[Plan], fastest: float, spaces: Sequence[Space], until: float
+) -> list[Plan]:
+    """The fastest plan whose stages keep, offload and compute again only what they need, if it takes less than so many
+    seconds: of the sizes of these plans, or of those in these spaces that only fit since they compute layers again."""
     recomputes = {Recompute.none, Recompute.full} <= {*asked.choices.recompute} and not asked.training.equal_only
-    tight = list[Plan]()
-    if recomputes and any(space.least < WORTH * plan.total for space in spaces):
+    tight, best = list[Plan](), list[Plan]()
+    if recomputes and any(space.floor < WORTH * fastest for space in spaces):
         from fasop.search.by_stage.tight import tight_plans  # most searches are of plans that fit
 
-        tight = tight_plans(spaces, WORTH * plan.total)[:RELIEVED]
-    best = plan
-    for one in [plan, *tight]:
+        tight = tight_plans(spaces, WORTH * fastest)[:RELIEVED]
+    for one in [*plans, *tight]:
         parallel = one.training.parallel
         again = parallel.recompute.way is Recompute.full
         if not (again or parallel.sharded_optimizer or parallel.zero or parallel.any_offload is not Offload.none):
@@ -211,11 +215,11 @@ def _relieved(inputs: Inputs, asked: Inputs, plan: Plan, spaces: Sequence[Space]
 
         shares, offloads = bool(asked.may_scatter), bool(asked.may_offload)
         relief = relieved(one, until, shares=shares, offloads=offloads, recomputes=recomputes)
-        if relief is not None and relief.total < WORTH * best.total and inputs.fault(relief) is None:
-            best = relief
+        if relief is not None and relief.total < WORTH * fastest and inputs.fault(relief) is None:
+            best, fastest = [relief], relief.total
         if time.process_time() > until:
             break
-    return [] if best is plan else [best]
+    return best
 
 
 def _proposal(inputs: Inputs, best: Plan, until: float) -> str:
@@ -329,9 +333,9 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     check_known(inputs.kinds, expense)
     limits = Limits(cost=args.max_cost, days=args.max_days)
     for one in (one for ways in _means(inputs) for one in ways):
-        every, seen, tried = _front(one, expense)
-        inputs = one
+        every, seen, tried = _front(one, inputs, expense)
         if every:
+            inputs = one
             break
     else:
         raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
@@ -363,8 +367,8 @@ def against(args: Arguments) -> Expense:
     return ENERGY if args.pareto is First.energy else COST
 
 
-def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
-    """The plans, what was gone through, and on how many sets of nodes stages that differ were tried."""
+def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
+    """The plans, what was gone through, and on how many sets of nodes stages that differ were tried; like `_ranked`."""
     kept = Front(inputs.run, inputs.fault, expense)
     until = time.process_time() + FRONT_S
     sets, bounds = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds)), LowerBounds(inputs.kinds)
@@ -383,6 +387,15 @@ def _front(inputs: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, 
             look_beside([*spaces, *unlike], best, until)
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept)
+        until = time.process_time() + RELIEF_S
+        in_vain = 0
+        for number in reversed(range(len(sets))):  # few GPUs have the least room
+            if kept.plans and time.process_time() <= until and in_vain < LULL:
+                here = [of_sets[number] for of_sets in (spaces, unlike) if of_sets]
+                plans = [plan for at, plan in _on_sets(kept.plans, sets) if at == number]
+                relief = _relieved(inputs, asked, plans, kept.slowest(sets[number]), here, until)
+                in_vain = 0 if relief else in_vain + 1
+                kept.add(relief)
     return kept.plans, seen, tried
 
 

@@ -30,9 +30,8 @@ def tight_plans(spaces: Sequence[Space], fastest: float) -> list[Plan]:
     rows = list[tuple[float, int, int]]()
     for place, space in enumerate(spaces):
         space.raise_known(space.known < fastest)
-        rows += [
-            (float(space.known[number]), place, number) for number in np.flatnonzero(space.known < fastest).tolist()
-        ]
+        known = space.known_of_some
+        rows += [(float(known[number]), place, number) for number in np.flatnonzero(known < fastest).tolist()]
     found = list[tuple[float, Plan]]()
     for _, place, number in sorted(rows)[:SIZES]:
         for group in spaces[place].built(number, spaces[place].first):

@@ -149,6 +149,16 @@ class Space:
         return self._bounds.sizes[key]
 
     @property
+    def known_of_some(self) -> Floats:
+        """Like `known`, of plans that compute only some of their layers again, too: where none that computes nothing
+        again fits, `known` is raised beyond these."""
+        found = np.full(len(self), np.inf)
+        for (way, _), bounds in self._of_ways.items():
+            if way.recompute is Recompute.none:
+                found = np.fmin(found, bounds)
+        return np.where(self._raised, np.minimum(found, self.known), self.known)
+
+    @property
     def least(self) -> float:
         """Seconds below which no plan is, as far as it is known; infinite if there is none."""
         if not len(self):

@@ -12,11 +12,11 @@ import pytest
 from conf.compose import compose
 from conf.schema.values.partition import Partition
 from fasop.errors import SearchError
-from fasop.search.arguments import Arguments
+from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.kept import relieved
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
-from fasop.search.run import best_plans
+from fasop.search.run import best_plans, front
 from fasop.simulation.predict import predict, predict_plan
 from fasop.tables.plans import launched_with
 from megatron_ext.contract.parallel_config import Offload, Recompute
@@ -181,3 +181,15 @@ def test_no_plan_of_a_hundred_that_computes_few_layers_again_is_faster_than_the_
     every = [relieved(plan, math.inf, shares=False, offloads=False) for plan in again]
     assert first.total <= min(plan.total for plan in every if plan is not None) * (1 + 1e-9)
     assert first.total < 0.96 * others[0].total
+
+
+def test_a_front_has_plans_that_compute_few_layers_again_as_a_search_on_its_nodes_does() -> None:
+    """Of one node, too, on which no plan that computes all or no layers again is cheaper than the best on two."""
+    sizes = ("model.sequence_length=2048", "train.precision=bf16", "parallel.global_batch_size=32")
+    words = ["cluster=a10x8", "cluster.groups.gpu2.price_per_hour=8", "model=xl", with_memory(10.0), *sizes]
+    kept = front(read([*words, "cluster.groups.gpu2.count=2"]), Arguments(pareto=First.cost)).plans
+    for nodes, plan in enumerate(kept, 1):
+        alone = best_plans(read([*words, f"cluster.groups.gpu2.count={nodes}"]), replace(ARGS, leave_out=False, top=1))
+        assert len(plan.nodes) == nodes
+        assert plan.total == pytest.approx(alone.plans[0].total, rel=1e-3)
+        assert plan.training.parallel.recompute not in (Recompute.none, Recompute.full)
