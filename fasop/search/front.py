@@ -129,9 +129,9 @@ class Front:
         return bool(self.worth(kinds, np.array([GAIN * seconds]))[0])
 
     def slowest(self, kinds: Sequence[NodeKind]) -> float:
-        """Returns the seconds below which a plan on all of these nodes is worth its cost, to a thousandth."""
+        """Returns the seconds below which a plan on these nodes is worth its cost, to a thousandth; 0 if none is."""
         seconds = np.geomspace(1e-3, 1e3, 13817) * float(self._times[-1])
-        return float(seconds[np.count_nonzero(self.worth(kinds, seconds)) - 1])
+        return float(max(seconds[self.worth(kinds, seconds)], default=0.0))
 
     def _cheapest_within(self, seconds: Floats) -> Floats:
         """The least expense of an iteration that a plan on the front has and that takes no longer; infinite if none."""

@@ -338,7 +338,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
             inputs = one
             break
     else:
-        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
+        raise why_no_plan(one.training, one.kinds, one.choices)
     plans = limits.keep(every, inputs.run, expense)
     if not plans:
         raise nothing_within(every, inputs.run, limits, expense)

@@ -193,3 +193,9 @@ def test_a_front_has_plans_that_compute_few_layers_again_as_a_search_on_its_node
         assert len(plan.nodes) == nodes
         assert plan.total == pytest.approx(alone.plans[0].total, rel=1e-3)
         assert plan.training.parallel.recompute not in (Recompute.none, Recompute.full)
+
+
+def test_a_front_of_which_nothing_fits_says_what_was_tried_last() -> None:
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.groups.gpu2.price_per_hour=8", "model=xl"]
+    with pytest.raises(SearchError, match=r"not even with parallel\.zero=3 and parallel\.offload=both"):
+        front(read([*words, with_memory(0.5), "parallel.global_batch_size=8"]), Arguments(pareto=First.time))
