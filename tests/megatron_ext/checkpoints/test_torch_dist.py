@@ -176,7 +176,7 @@ def test_a_tensor_that_the_model_lacks_is_refused(
 def test_a_tensor_that_no_model_has_is_refused(run: EngineRun, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = torch_dist.read_index(saved)
     index["decoder.layers.mlp.router.expert_bias"] = index["decoder.layers.mlp.linear_fc1.bias"]
-    monkeypatch.setattr(megatron_names, "read_index", lambda _: index)
+    monkeypatch.setattr(torch_dist, "read_index", lambda _: index)
     with pytest.raises(EngineError, match=r"has decoder.layers.mlp.router.expert_bias, .* of which tdpp has none"):
         megatron_names.Weights(saved, model_of(run))
 
