@@ -44,13 +44,14 @@ def tight_plans(spaces: Sequence[Space], fastest: float) -> list[Plan]:
 
 def _best(group: Candidates, fastest: float) -> list[tuple[float, Plan]]:
     """The one that is fastest balanced, with the seconds that it would take with nothing computed again; none if that
-    is too long."""
+    is too long, or if it would fit."""
     one = Bounded.of(group)
     one = one.take(np.array([np.argmin(group.pipelines.iteration(one.balanced))]))
     training = one.group.training(0)
     free = replace(training, parallel=replace(training.parallel, recompute=Recompute.none))
-    seconds = float(by_replica(free, Nodes(group.kinds, one.group.orders)).iteration(one.balanced)[0])
-    if PROMISING * seconds >= fastest:
+    lines = by_replica(free, Nodes(group.kinds, one.group.orders))
+    seconds = float(lines.iteration(one.balanced)[0])
+    if PROMISING * seconds >= fastest or (lines.held(one.balanced) <= lines.capacity).all():
         return []
     (plan,) = plans_of(one.group, search_partitions(one)[0], one.proved)
     return [(seconds, plan)]
