@@ -130,7 +130,7 @@ class Front:
 
     def slowest(self, kinds: Sequence[NodeKind]) -> float:
         """Returns the seconds below which a plan on these nodes is worth its cost, to a thousandth; 0 if none is."""
-        seconds = np.geomspace(1e-3, 1e3, 13817) * float(self._times[-1])
+        seconds = np.exp(np.arange(-7, 7, 1e-3)) * float(self._times[-1])
         return float(max(seconds[self.worth(kinds, seconds)], default=0.0))
 
     def _cheapest_within(self, seconds: Floats) -> Floats:

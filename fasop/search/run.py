@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -144,7 +144,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         looked, found = _by_stage(inputs, args, sets, [plans[0], *even], begun + LIMIT_S)
         plans = [*found, *plans]
         near = {0, *(number for number, _ in _on_sets(plans[:RANKED], sets))}
-        here = [of_sets[number] for of_sets in (spaces, unlike) if of_sets for number in sorted(near)]
+        here = _spaces_of(sorted(near), [spaces, unlike])
         plans = [*_relieved(inputs, asked, plans[:1], plans[0].total, here, begun + LIMIT_S), *plans]
         if args.prove:
             from fasop.search.closer_bounds import LITTLE, closer_least
@@ -387,15 +387,8 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
             look_beside([*spaces, *unlike], best, until)
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept)
-        until = time.process_time() + RELIEF_S
-        in_vain = 0
-        for number in reversed(range(len(sets))):  # few GPUs have the least room
-            if kept.plans and time.process_time() <= until and in_vain < LULL:
-                here = [of_sets[number] for of_sets in (spaces, unlike) if of_sets]
-                plans = [plan for at, plan in _on_sets(kept.plans, sets) if at == number]
-                relief = _relieved(inputs, asked, plans, kept.slowest(sets[number]), here, until)
-                in_vain = 0 if relief else in_vain + 1
-                kept.add(relief)
+        if kept.plans:
+            _front_relieved(inputs, asked, sets, [spaces, unlike], kept)
     return kept.plans, seen, tried
 
 
@@ -417,6 +410,27 @@ def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Fr
                     tried.add(number)
                 kept.add(best.plans)
     return len(tried)
+
+
+def _front_relieved(
+    inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]], every: Sequence[Sequence[Space]], kept: Front
+) -> None:
+    """Adds plans whose stages keep only what they need, on the sets of nodes with the fewest GPUs first, which have the
+    least room, until there are none on some sets in a row."""
+    until, in_vain = time.process_time() + RELIEF_S, 0
+    for number in reversed(range(len(sets))):
+        if time.process_time() > until or in_vain == LULL:
+            break
+        plans = [plan for at, plan in _on_sets(kept.plans, sets) if at == number]
+        here = _spaces_of([number], every)
+        relief = _relieved(inputs, asked, plans, kept.slowest(sets[number]), here, until)
+        in_vain = 0 if relief else in_vain + 1
+        kept.add(relief)
+
+
+def _spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:
+    """Those of the sets with these numbers, of all kinds of plans that have any."""
+    return [spaces[number] for spaces in every if spaces for number in numbers]
 
 
 def _on_sets(plans: Sequence[Plan], sets: Sequence[Sequence[NodeKind]]) -> list[tuple[int, Plan]]:

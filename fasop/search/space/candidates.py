@@ -152,11 +152,11 @@ class Space:
     def known_of_some(self) -> Floats:
         """Like `known`, of plans that compute only some of their layers again, too: where none that computes nothing
         again fits, `known` is raised beyond these."""
-        found = np.full(len(self), np.inf)
+        found = self.known
         for (way, _), bounds in self._of_ways.items():
             if way.recompute is Recompute.none:
                 found = np.fmin(found, bounds)
-        return np.where(self._raised, np.minimum(found, self.known), self.known)
+        return found
 
     @property
     def least(self) -> float:
