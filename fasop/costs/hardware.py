@@ -59,7 +59,7 @@ class NodeKind:
 
     @cached_property
     def known_times(self) -> dict[tuple[object, ...], Any]:
-        """What is known of its GPUs' times (`fasop.simulation.on_nodes.times_on`)."""
+        """What is known of its GPUs' times (`fasop.simulation.nodes.times_on`)."""
         return {}
 
     @cached_property

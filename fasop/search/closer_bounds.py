@@ -19,7 +19,7 @@ from fasop.search.order_search import Bounded
 from fasop.search.search import ShowProgress, no_progress
 from fasop.search.space.candidates import Candidates, Space
 from fasop.search.whole_chains import WholeChains
-from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.nodes import Nodes
 from megatron_ext.contract.parallel_config import Recompute
 
 PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))

@@ -16,7 +16,8 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
 from fasop.frozen import replace
-from fasop.simulation.on_nodes import Nodes, exchanged_on, handing_out
+from fasop.simulation.nodes import Nodes
+from fasop.simulation.on_nodes import exchanged_on, handing_out
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
 from fasop.search.least_exchange import LinkBounds, of_any_stage
-from fasop.simulation.on_nodes import times_on
+from fasop.simulation.nodes import times_on
 from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 

@@ -23,7 +23,8 @@ from fasop.costs.training import Training
 from fasop.partition.bounds import ROUNDING, TINY, never_less_until_summed
 from fasop.partition.chains import chains_of
 from fasop.simulation.linear import Linear
-from fasop.simulation.on_nodes import Nodes, on_nodes
+from fasop.simulation.nodes import Nodes
+from fasop.simulation.on_nodes import on_nodes
 from fasop.simulation.pipelines import Pipelines
 
 AMOUNTS = 128

@@ -19,7 +19,8 @@ from fasop.costs.network.links import Link
 from fasop.costs.network.placement import stage_nodes
 from fasop.costs.training import Training
 from fasop.simulation.linear import Linear
-from fasop.simulation.on_nodes import Nodes, by_parameters, on_nodes, pass_times, times_on
+from fasop.simulation.nodes import Nodes, times_on
+from fasop.simulation.on_nodes import by_parameters, on_nodes, pass_times
 from fasop.simulation.pipelines import HeterogeneousReplicas, Pipelines
 
 

@@ -28,7 +28,7 @@ from fasop.frozen import replace
 from fasop.partition.bounds import TINY, mean_of, whole_of
 from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
 from fasop.simulation.linear import Linear
-from fasop.simulation.on_nodes import times_on
+from fasop.simulation.nodes import times_on
 from megatron_ext.contract.parallel_config import SCATTERS, Schedule
 
 try:

@@ -31,7 +31,7 @@ from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_links import LayoutLinks
 from fasop.search.by_stage.turning import LayoutTurns
 from fasop.simulation.linear import Linear
-from fasop.simulation.on_nodes import step_s_per_parameter
+from fasop.simulation.nodes import step_s_per_parameter
 from megatron_ext.contract.parallel_config import Schedule
 
 try:

@@ -13,7 +13,7 @@ from fasop.costs.training import Training
 from fasop.search.by_stage.bounds import Work
 from fasop.search.by_stage.layout_bounds import PlacedLayouts, largest_present
 from fasop.search.space.candidates import divisors
-from fasop.simulation.on_nodes import step_s_per_parameter
+from fasop.simulation.nodes import step_s_per_parameter
 from megatron_ext.contract.layout import Layout
 
 MOVED = 4

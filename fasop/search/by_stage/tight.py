@@ -12,7 +12,7 @@ from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import plans_of
 from fasop.search.space.candidates import Candidates, Space
-from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.nodes import Nodes
 from fasop.simulation.replica_pipelines import by_replica
 from megatron_ext.contract.parallel_config import Recompute
 

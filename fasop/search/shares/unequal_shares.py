@@ -27,7 +27,7 @@ from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
 from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
 from fasop.search.space.choices import Choices
-from fasop.simulation.on_nodes import Nodes, times_on
+from fasop.simulation.nodes import Nodes, times_on
 from fasop.simulation.predict import predict_plan
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.shares import Replica, Shared, best_shares

@@ -24,7 +24,7 @@ from fasop.partition.local_search import Worth, feasible
 from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.space import node_orders
 from fasop.search.space.choices import Choices
-from fasop.simulation.on_nodes import Nodes, times_on
+from fasop.simulation.nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
 from fasop.simulation.replica_pipelines import by_replica
 from megatron_ext.contract.models.counts import experts_of

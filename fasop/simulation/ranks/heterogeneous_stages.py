@@ -22,7 +22,8 @@ from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.simulation.linear import Layers, Linear
-from fasop.simulation.on_nodes import Nodes, by_parameters, handing_out, on_nodes, pass_times, times_on
+from fasop.simulation.nodes import Nodes, times_on
+from fasop.simulation.on_nodes import by_parameters, handing_out, on_nodes, pass_times
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.placed_links import Messages, PlacedLinks, on_pairs
 from fasop.simulation.ranks.replay import RankDurations, StageTimes

@@ -12,7 +12,8 @@ from fasop.costs.layers import Basis
 from fasop.costs.stream_rates import StreamRates, stream_rates
 from fasop.costs.training import PlacedTraining
 from fasop.simulation.iteration import Durations
-from fasop.simulation.on_nodes import Nodes, handing_out, on_nodes
+from fasop.simulation.nodes import Nodes
+from fasop.simulation.on_nodes import handing_out, on_nodes
 from megatron_ext.contract.schedule.iteration import as_json
 from megatron_ext.contract.schedule.iteration import schedule as make_schedule
 

@@ -250,7 +250,7 @@ def _hierarchical_stages(experiment: Experiment) -> list[int] | None:
     """Returns the stages whose replicas sum gradients within nodes first; None if there are none."""
     if not experiment.parallel.hierarchical_reduce:
         return None
-    from fasop.simulation.on_nodes import stages_summing_by_node  # numpy is slow to import
+    from fasop.simulation.nodes import stages_summing_by_node  # numpy is slow to import
     from fasop.simulation.predict import planned
 
     return stages_summing_by_node(planned(experiment)) or None

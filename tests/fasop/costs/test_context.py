@@ -19,7 +19,7 @@ from fasop.costs.training import Training
 from fasop.partition.local_search import exhaustive
 from fasop.search.inputs import Inputs, read
 from fasop.search.space.candidates import Space, sizes
-from fasop.simulation.on_nodes import times_on
+from fasop.simulation.nodes import times_on
 from launch.cli import main
 from tests.support.fasop.searches import bounds
 

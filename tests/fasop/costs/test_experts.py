@@ -22,7 +22,7 @@ from fasop.search.inputs import Inputs, read
 from fasop.search.run import best_plans
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
-from fasop.simulation.on_nodes import times_on
+from fasop.simulation.nodes import times_on
 from launch.cli import main
 from tests.support.fasop.searches import bounds
 

@@ -17,7 +17,7 @@ from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
-from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.nodes import Nodes
 from fasop.simulation.replica_pipelines import by_replica
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import NETWORKS, random_case

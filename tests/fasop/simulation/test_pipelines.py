@@ -24,7 +24,7 @@ from fasop.costs.sizes import embedding_parameters, layer_parameters
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.simulation.linear import Linear
-from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.nodes import Nodes
 from fasop.simulation.pipelines import HeterogeneousReplicas
 from fasop.simulation.replica_pipelines import by_replica
 from fasop.simulation.vectorised import Times, ends

@@ -15,7 +15,7 @@ from fasop.costs.network.placement import place
 from fasop.costs.training import Training
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
-from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.nodes import Nodes
 from fasop.simulation.predict import predict
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.plan import Plan

@@ -12,7 +12,7 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.training import Training
-from fasop.simulation.on_nodes import Nodes
+from fasop.simulation.nodes import Nodes
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.replica_pipelines import by_replica
 

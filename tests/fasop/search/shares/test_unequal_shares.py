@@ -24,7 +24,8 @@ from fasop.search.shares.unequal_shares import ending_of, explore_shares, least_
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
 from fasop.simulation.iteration import Durations
-from fasop.simulation.on_nodes import Nodes, on_nodes
+from fasop.simulation.nodes import Nodes
+from fasop.simulation.on_nodes import on_nodes
 from fasop.simulation.predict import predict, predict_plan
 from fasop.simulation.ranks.replay import StageTimes
 from fasop.simulation.ranks.shares import Replica, best_shares
