@@ -268,34 +268,23 @@ def proved_of_heterogeneous_layers(one: Pipelines, begin: Integers) -> tuple[Int
     """The best partition that is found on the way, from `begin` [parts, 1], which fits; its seconds; and the bound."""
     assert one.order is not None
     assert one.shares is not None
-    paths = _with_shortest_messages(one.unhidden(one.order.layers))
     least = replace(one, shares=one.shares.min(axis=0, keepdims=True))  # of moments: nothing that fits is lost
     memory, room = memory_taken(least), stage_room(one)
     free = [np.full(room.shape, np.inf)]
     best, seconds, bound = begin, float(one.iteration(begin)[0]), 0.0
-    known, counts = [begin], [one.counted(begin)]
-    slopes, constants = list[Floats](), list[float]()
-
-    def cut(count: Layers) -> None:
-        slope, taken = paths.longest(count)
-        slopes.append(slope)
-        constants.append(float(taken[0] - (slope * count).sum()))
-
-    cut(counts[0])
+    mixtures, known = _Mixtures(_with_shortest_messages(one.unhidden(one.order.layers)), one.counted(begin)), [begin]
     for _ in range(ROUNDS):
-        weights, shares = _weights(counts, slopes, constants)
-        mean = np.tensordot(weights, np.stack(slopes), axes=1)
-        found, sums = least_sum(of_first_layers(one, mean), memory, room, free)
-        bound = max(bound, float(weights @ constants + sums[0, 0]))
+        slopes, constant = mixtures.mean_of_paths()
+        found, sums = least_sum(of_first_layers(one, slopes), memory, room, free)
+        bound = max(bound, constant + float(sums[0, 0]))
         if one.fits(found[0])[0] and (now := float(one.iteration(found[0])[0])) < seconds:
             best, seconds = found[0], now
         if bound >= seconds * (1 - CLOSE):
             break
-        cut(np.tensordot(shares, np.stack(counts), axes=1))
+        mixtures.cut()
         if not any((found[0] == other).all() for other in known):
             known.append(found[0])
-            counts.append(one.counted(found[0]))
-            cut(counts[-1])
+            mixtures.add(one.counted(found[0]))
     return best, seconds, min(bound, seconds)
 
 
@@ -305,15 +294,41 @@ def _with_shortest_messages(one: Pipelines) -> Pipelines:
     return replace(one, order=None, shares=None, replicas=replicas)
 
 
-def _weights(counts: list[Layers], slopes: list[Floats], constants: list[float]) -> tuple[Floats, Floats]:
-    """[paths]: the mean that takes longest with the known partitions, of which any mixture may be made; and that
-    mixture, [partitions]."""
-    each = np.tensordot(np.stack(slopes), np.stack(counts), ([1, 2, 3], [1, 2, 3]))
-    takes = np.array(constants)[:, np.newaxis] + each
-    problem = MinimaxLP(1, len(counts))
-    problem.cut(takes, np.zeros(len(takes)))
-    ones = np.ones(len(counts), np.int64)
-    solved = problem.solve(problem.root(0 * ones, ones))
-    weights, active = np.zeros(len(takes)), solved.node.active - 2 * len(counts)
-    weights[active[active >= 0]] = np.maximum(0.0, solved.node.inverse[-1, :-1][active >= 0])
-    return weights / weights.sum(), np.maximum(0.0, solved.amounts)
+class _Mixtures:
+    """The mixture of known partitions whose longest known path is shortest: a linear program, to which paths and
+    partitions are added one after another. Numbers of layers are [kinds, parts, 1], as are what paths gain with each.
+    """
+
+    def __init__(self, pipelines: Pipelines, first: Layers) -> None:
+        self._pipelines, self._shape = pipelines, first.shape
+        self._slopes, self._constants = list[Floats](), list[float]()
+        self._partitions: list[Floats] = [first.reshape(-1).astype(float)]
+        self._problem = MinimaxLP(1, 1)
+        self._cut(self._partitions[0])
+        self._node = self._problem.root(np.zeros(1, np.int64), np.ones(1, np.int64))
+        self._mixed = self._partitions[0]
+
+    def mean_of_paths(self) -> tuple[Floats, float]:
+        """The mean of paths that takes longest with the known partitions, and what it takes beside layers."""
+        solved = self._problem.solve(self._node)
+        self._node, self._mixed = solved.node, np.maximum(0.0, solved.amounts) @ np.stack(self._partitions)
+        weights = self._problem.weights(solved.node)
+        return (weights @ np.stack(self._slopes)).reshape(self._shape), float(weights @ self._constants)
+
+    def cut(self) -> None:
+        """Add the longest path of the mixture."""
+        self._cut(self._mixed)
+
+    def add(self, partition: Layers) -> None:
+        """Add one, and its longest path."""
+        self._partitions.append(partition.reshape(-1).astype(float))
+        takes = self._constants + np.stack(self._slopes) @ self._partitions[-1]
+        self._node = self._problem.widened(self._node, takes)
+        self._cut(self._partitions[-1])
+
+    def _cut(self, layers: Floats) -> None:
+        slopes, seconds = self._pipelines.longest(layers.reshape(self._shape))
+        self._slopes.append(slopes.reshape(-1))
+        self._constants.append(float(seconds[0] - self._slopes[-1] @ layers))
+        takes = self._constants[-1] + np.stack(self._partitions) @ self._slopes[-1]
+        self._problem.cut(takes[np.newaxis], np.zeros(1))

@@ -68,10 +68,13 @@ class MinimaxLP:
         self._least = np.zeros(0)
         self._whole = np.full(len(self._rows), True)
         """Whether whole amounts leave a row a whole slack."""
+        self._cuts = np.full(len(self._rows), False)
+        """Whether a row is a cut."""
 
     def cut(self, slopes: Floats, constants: Floats) -> None:
         """T >= constants + slopes x, with [cuts, amounts]."""
         self._add(np.concatenate([-slopes, np.ones((len(slopes), 1))], axis=1), constants, whole=False)
+        self._cuts[-len(slopes) :] = True
 
     def limit(self, weights: Integers | Floats, most: Integers | Floats, *, whole: bool) -> None:
         """weights x <= most, with [limits, amounts]; `whole` if all of these are whole numbers."""
@@ -104,6 +107,7 @@ class MinimaxLP:
         self._rows = np.concatenate([self._rows, rows])
         self._least = np.concatenate([self._least, least])
         self._whole = np.concatenate([self._whole, np.full(len(rows), whole)])
+        self._cuts = np.append(self._cuts, np.full(len(rows), False))
 
     def root(self, low: Integers, high: Integers) -> BoxNode:
         """A basis of the box: the cut that was added last, and the lower bounds of all amounts but its cheapest one."""
@@ -111,6 +115,29 @@ class MinimaxLP:
         active = np.arange(self._amounts)
         active[np.argmin(slopes)] = len(self._rows) - 1
         return BoxNode(low=low, high=high, active=active, inverse=self._inverse(active))
+
+    def widened(self, node: BoxNode, slopes: Floats) -> BoxNode:
+        """A basis with one more amount, from 0 to 1, of which T has these slopes, [cuts]: at that of its bounds from
+        which T only grows. `node` is of the problem without it."""
+        column = np.zeros(len(self._rows))
+        column[self._cuts] = -slopes
+        self._rows = np.insert(self._rows, self._amounts, column, axis=1)
+        self._amounts += 1
+        bound = np.eye(1, self._amounts + 1, self._amounts - 1)
+        self._add(np.concatenate([bound, -bound]), np.array([0.0, -1.0]), whole=True)
+        active = np.append(node.active, len(self._rows) - 2)
+        inverse = self._inverse(active)
+        if inverse[-1, self._amounts - 1] < 0:
+            active[-1] += 1
+            inverse = self._inverse(active)
+        return replace(node, active=active, inverse=inverse)
+
+    def weights(self, node: BoxNode) -> Floats:
+        """[cuts]: the mean of them that bounds T from below in this basis."""
+        of_rows = np.zeros(len(self._rows))
+        of_rows[node.active] = np.maximum(0.0, node.inverse[-1, :-1])
+        weights = of_rows[self._cuts]
+        return np.asarray(weights / weights.sum())
 
     def solve(self, node: BoxNode, most: int = MOST_STEPS) -> Solved:
         """From the basis of `node`, whose box may have been changed since; broken off after so many steps."""

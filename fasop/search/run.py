@@ -157,7 +157,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
                 least = max(least, closer_least(spaces, fastest, LITTLE, progress))
         else:
             for boxes in FEW_BOXES:
-                if 1 - plans[0].gap < CLOSE:
+                if 1 - plans[0].gap < CLOSE and (boxes == FEW_BOXES[0] or _has_boxes(plans[0])):
                     plans = sorted([*prove(plans[:1], fault=inputs.fault, boxes=boxes), *plans[1:]], key=by_time)
             if least < CLOSE * plans[0].total:
                 from fasop.search.closer_bounds import LITTLE, closer_least
@@ -463,6 +463,11 @@ def prove(
         found.append(better if fault(better) is None else plan)
         progress((number + 1) / len(plans))
     return sorted(found, key=by_time)
+
+
+def _has_boxes(plan: Plan) -> bool:
+    """Whether more boxes prove more of it: not where layers differ."""
+    return plan.pipelines is not None and plan.pipelines.order is None
 
 
 def _proved(plan: Plan, lines: Pipelines, boxes: int) -> Plan:
