@@ -62,7 +62,7 @@ def _bound(
 ) -> Floats:
     """[pipelines]: as `quick_bound`, where the replicas of each pipeline are alike; the closest of those `wanted`."""
     if pipelines.order is not None:
-        return _bound_in_units(pipelines, balanced)
+        return _bound_in_units(pipelines, balanced, worth, wanted)
     chains = chains_of(pipelines)
     back = pipelines.micro_batches * largest_stage(pipelines, balanced) + _freed(pipelines)
     trip = _whole_trip(chains) + mean_of(chains.trip.layer, chains.left, layers)
@@ -105,8 +105,8 @@ def _queue_bound(pipelines: Pipelines, chains: Chains, layers: int | Floats) -> 
     return np.asarray(queue)
 
 
-def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
-    """`quick_bound` of layers that differ. The smallest largest stage is known where each has one chunk."""
+def _bound_in_units(pipelines: Pipelines, balanced: Integers, worth: Worth | None, wanted: NDArray[np.bool_]) -> Floats:
+    """Bound layers that differ like `_bound`. The smallest largest stage is known where each has one chunk."""
     plain, units = in_units(pipelines)
     chains, stepped = chains_of(plain), plain.optimizer.fixed
     first_sums = plain.least_exposed[0] + plain.embedding
@@ -126,10 +126,12 @@ def _bound_in_units(pipelines: Pipelines, balanced: Integers) -> Floats:
     largest = (1 - CLOSE) * largest_stage(pipelines, balanced)
     back = pipelines.micro_batches * largest + stepped.min(axis=0) + _freed(pipelines)
     least: Floats = np.maximum(longest + stepped[0] + first_sums, back)
-    if plain.sums.layer.any():
-        whole = _until_summed(pipelines, pipelines.unhidden(0).sums)
-        found = least_largest_part(pipelines, whole)
-        least = np.maximum(least, (1 - CLOSE) * whole.of(pipelines.counted(found)).max(axis=0))
+    some = np.nonzero(wanted if worth is None else wanted & worth(least))[0]
+    if len(some) and (plain.sums.layer.any() or plain.optimizer.layer.any()):
+        lines = pipelines.take(some)
+        whole = _until_summed(lines, lines.unhidden(0).sums)
+        found = least_largest_part(lines, whole)
+        least[some] = np.maximum(least[some], (1 - CLOSE) * whole.of(lines.counted(found)).max(axis=0))
     return least
 
 

@@ -205,7 +205,7 @@ def _relieved(
     if recomputes and any(space.floor < WORTH * fastest for space in spaces):
         from fasop.search.by_stage.tight import tight_plans  # most searches are of plans that fit
 
-        tight = tight_plans(spaces, WORTH * fastest)[:RELIEVED]
+        tight = tight_plans(spaces, WORTH * fastest, until)[:RELIEVED]
     for one in [*plans, *tight]:
         parallel = one.training.parallel
         again = parallel.recompute.way is Recompute.full

@@ -3,6 +3,7 @@ fastest of all, though a search that ranks them with all layers computed again c
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,25 +17,32 @@ from fasop.simulation.nodes import Nodes
 from fasop.simulation.replica_pipelines import by_replica
 from megatron_ext.contract.parallel_config import Recompute
 
-SIZES = 30
-"""Sizes that are looked at, at most."""
+SIZES, GROUPS = 30, 60
+"""Sizes that are looked at, and groups of their orders in which nodes have the same numbers of GPUs in each place, at
+most."""
 PROMISING = 0.98
 """What moving layers makes at best of the time that such a plan would take with nothing computed again."""
 PASSES = 2**11
 """Parts times micro-batches: plans with more take too long to simulate stage by stage."""
 
 
-def tight_plans(spaces: Sequence[Space], fastest: float) -> list[Plan]:
+def tight_plans(spaces: Sequence[Space], fastest: float, until: float) -> list[Plan]:
     """List a plan of each of the sizes and schedules that do not fit in some order unless they compute layers again,
-    and that may take less than `fastest` seconds if nothing were: the most promising first."""
+    and that may take less than `fastest` seconds if nothing were: the most promising first. Nothing is begun after so
+    many CPU seconds of this process."""
     rows = list[tuple[float, int, int]]()
     for place, space in enumerate(spaces):
+        if time.process_time() > until:
+            break
         space.raise_known(space.known < fastest)
         known = space.known_of_some
         rows += [(float(known[number]), place, number) for number in np.flatnonzero(known < fastest).tolist()]
-    found = list[tuple[float, Plan]]()
+    found, groups = list[tuple[float, Plan]](), 0
     for _, place, number in sorted(rows)[:SIZES]:
+        if groups >= GROUPS or time.process_time() > until:
+            break
         for group in spaces[place].built(number, spaces[place].first):
+            groups += 1
             ways = [group.training(column).parallel.recompute.way for column in range(len(group))]
             again = [column for column, way in enumerate(ways) if way is Recompute.full]
             if again and group.pipelines.parts_count * group.pipelines.micro_batches <= PASSES:

@@ -14,9 +14,11 @@ from conf.schema.values.partition import Partition
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.kept import relieved
+from fasop.search.by_stage.tight import tight_plans
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans, front
+from fasop.search.space.candidates import Space
 from fasop.simulation.predict import predict, predict_plan
 from fasop.tables.plans import launched_with
 from megatron_ext.contract.parallel_config import Offload, Recompute
@@ -199,3 +201,10 @@ def test_a_front_of_which_nothing_fits_says_what_was_tried_last() -> None:
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.groups.gpu2.price_per_hour=8", "model=xl"]
     with pytest.raises(SearchError, match=r"not even with parallel\.zero=3 and parallel\.offload=both"):
         front(read([*words, with_memory(0.5), "parallel.global_batch_size=8"]), Arguments(pareto=First.time))
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(math.inf, True), (0.0, False)], ids=["in time", "too late"])
+def test_tight_plans_are_looked_for_until_the_time_is_up(seconds: float, found: bool) -> None:
+    inputs = read([*WORDS, "train.precision=bf16", with_memory(10.0)])
+    spaces = [Space(inputs.training, inputs.kinds, inputs.choices)]
+    assert bool(tight_plans(spaces, math.inf, seconds)) is found
