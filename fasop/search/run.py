@@ -47,8 +47,8 @@ BESIDE_S = 3.0
 STAGES_S = 4.0
 """Seconds of a front for plans whose stages differ, on the nodes of its plans."""
 RELIEF_S, LULL = 3.0, 5
-"""Seconds of a front for plans that compute only some of their layers again; and sets of nodes in a row, the fewest
-GPUs first, on which none is of worth, after which no further ones are looked at."""
+"""Seconds of a front for plans that compute only some of their layers again; and sets of nodes in a row, on which none
+is of worth, after which no further ones are looked at."""
 WORTH = 0.999
 """The part of the best plan's time that a plan with other shares has to beat to be worth it."""
 CLOSE, NEARLY = 0.95, 0.98
@@ -415,10 +415,11 @@ def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Fr
 def _front_relieved(
     inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]], every: Sequence[Sequence[Space]], kept: Front
 ) -> None:
-    """Adds plans whose stages keep only what they need, on the sets of nodes with the fewest GPUs first, which have the
-    least room, until there are none on some sets in a row."""
+    """Adds plans whose stages keep only what they need: on the nodes of the fastest plan first, and then on the sets
+    with the fewest GPUs, which have the least room, until there are none on some sets in a row."""
     until, in_vain = time.process_time() + RELIEF_S, 0
-    for number in reversed(range(len(sets))):
+    fastest = [number for number, _ in _on_sets(kept.plans[:1], sets)]
+    for number in dict.fromkeys([*fastest, *reversed(range(len(sets)))]):
         if time.process_time() > until or in_vain == LULL:
             break
         plans = [plan for at, plan in _on_sets(kept.plans, sets) if at == number]

@@ -62,11 +62,12 @@ def relieved(
         return None
     fewest = {way: _fewest(plan, way, fewer) for way in ways}
     seconds = cache(lambda kept: predict_plan(_with(plan, kept)).iteration_s)
-    ways.sort(key=lambda way: float(seconds((way,) * parallel.pipeline)))
+    if len(ways) > 1:  # it takes long to predict them
+        ways.sort(key=lambda way: float(seconds((way,) * parallel.pipeline)))
     ways_of = [[one for way in ways if (one := fewest[way][stage])] for stage in range(parallel.pipeline)]
-    first = tuple(next(iter(some), whole) for some in ways_of)
-    best = (whole,) * parallel.pipeline
-    for begin in (first, best):
+    best = tuple(next(iter(some), whole) for some in ways_of)
+    # To compute fewer layers again takes no longer in any stage, so that there is nothing to choose where no more may.
+    for begin in (best, (whole,) * parallel.pipeline) if len(ways) > 1 else ():
         found_here = begin
         for stage in (*range(parallel.pipeline),) * SWEEPS:
             for way in ways_of[stage]:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import cast
 
 import pytest
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition
 from fasop.errors import SearchError
+from fasop.search import run
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.kept import relieved
 from fasop.search.by_stage.tight import tight_plans
@@ -195,6 +197,23 @@ def test_a_front_has_plans_that_compute_few_layers_again_as_a_search_on_its_node
         assert len(plan.nodes) == nodes
         assert plan.total == pytest.approx(alone.plans[0].total, rel=1e-3)
         assert plan.training.parallel.recompute not in (Recompute.none, Recompute.full)
+
+
+def test_a_front_looks_first_at_layers_computed_again_on_the_nodes_of_its_fastest_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is little time for them, which sets of fewer nodes would take."""
+    looked_at = list[int]()
+
+    def look(*given: object) -> list[Plan]:
+        (space, *_) = cast(list[Space], given[4])
+        looked_at.append(sum(space.nodes))
+        return []
+
+    monkeypatch.setattr(run, "_relieved", look)
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=3", "model=xl", with_memory(10.0), "train.precision=bf16"]
+    front(read([*words, "parallel.global_batch_size=8"]), Arguments(pareto=First.time))
+    assert looked_at == [3, 1, 2]
 
 
 def test_a_front_of_which_nothing_fits_says_what_was_tried_last() -> None:
