@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 
 from conf.schema.values.partition import Partition
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.allowance import room_gib
 from fasop.costs.memory.amounts import GIB
@@ -33,6 +33,9 @@ FEW = 2000
 """Partitions that are all tried."""
 COLUMNS = 4096
 """Partitions that are replayed together, at most."""
+FIRST_MOVES = 4
+"""How many moves, those that make an iteration least longer, are tried with a second one. (With 4, of 200 layouts of
+up to 5 stages and 24 layers 1 instead of 17 takes more than 0.5 % longer than with its best partition.)"""
 
 
 class Candidate:
@@ -276,34 +279,30 @@ class Candidate:
         return found
 
     def _near(self, partition: Integers) -> Integers:
-        """[stages, partitions]: a layer goes from any stage to any other; where layers differ, a cut elsewhere."""
+        """[stages, partitions]: a layer goes from any stage to any other; where layers differ, also several from a
+        stage to its neighbour."""
         return np.array([*self._neighbours(partition)], np.int64).reshape(-1, len(partition)).T
 
     def _neighbours(self, partition: Integers) -> Iterator[Integers]:
         stages = range(len(partition))
-        if len(self._blocks.kinds) == 1:
-            for source in stages:
-                for target in stages:
-                    if source != target and partition[source]:
-                        moved = partition.copy()
-                        moved[source] -= 1
-                        moved[target] += 1
-                        yield moved
-            return
-        for stage in stages[:-1]:
-            both = int(partition[stage] + partition[stage + 1])
-            for held in range(both + 1):
-                if held != partition[stage]:
+        for source in stages:
+            for target in stages:
+                most = int(partition[source]) if not self.alike and abs(source - target) == 1 else 1
+                for count in range(1, min(most, int(partition[source])) + 1) if source != target else ():
                     moved = partition.copy()
-                    moved[stage], moved[stage + 1] = held, both - held
+                    moved[source] -= count
+                    moved[target] += count
                     yield moved
 
-    def search(self, limit: float, begin: Sequence[int] | None = None) -> tuple[Integers, float, int]:
+    def search(
+        self, limit: float, begin: Sequence[int] | None = None, close: float = 0.0
+    ) -> tuple[Integers, float, int]:
         """The best partition that is found, its seconds, and how many steps of replays that took.
 
         Args:
-            limit: seconds; from a partition that takes much longer no better ones are looked for.
+            limit: seconds; from a partition that takes longer no better ones are looked for.
             begin: a partition from which to begin if it is better than the balanced one.
+            close: seconds; from a partition that takes less two moves at once are tried where none gains alone.
         """
         if self.few:
             table = self.every()
@@ -317,7 +316,12 @@ class Candidate:
         while seconds < limit:
             near = self._near(found[:, 0])
             taken = self.seconds(near)
-            best, steps = int(np.argmin(taken)), steps + self.steps
+            steps += self.steps
+            if taken.min() >= seconds and seconds < close:
+                first = near[:, np.argsort(taken, kind="stable")[:FIRST_MOVES]]
+                near = distinct(np.hstack([self._near(one) for one in first.T]), axis=1)
+                taken, steps = self.seconds(near), steps + self.steps
+            best = int(np.argmin(taken))
             if taken[best] >= seconds:
                 break
             found, seconds = near[:, [best]], float(taken[best])

@@ -58,6 +58,8 @@ WIDER = 1.001
 """Times its seconds: as if a plan took so much longer each time that it had its turn."""
 NEAR = 1.2
 """Times the best plan: from a partition that takes longer none is searched."""
+CLOSE = 1.02
+"""Times the best plan: partitions that take less are searched more closely."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +160,8 @@ class _Search:
         elif found.balanced or begin is not None:
             return found
         if math.isfinite(found.one.bound) and found.one.bound <= self.closing.fastest:
-            partition, seconds, steps = found.one.search(NEAR * self.closing.fastest, begin)
+            fastest = self.closing.fastest
+            partition, seconds, steps = found.one.search(NEAR * fastest, begin, CLOSE * fastest)
             self.work += steps
             self.closing.keep(found.one, partition, seconds)
             if found.partition is None or seconds < found.seconds:

@@ -380,6 +380,28 @@ def test_no_message_and_no_sum_of_a_layout_takes_less_than_its_bound(between: st
     assert waits > 20
 
 
+@pytest.mark.parametrize("model", [["model=xl", "model.layers=24"], ["model=t5-base"]], ids=["alike", "unlike"])
+def test_a_search_among_many_partitions_finds_one_that_is_hardly_worse_than_the_best(model: list[str]) -> None:
+    """But for layouts that are best with nothing on a stage, which are those of fewer stages."""
+    words = ["cluster=a100x1_a10x7", "cluster.groups.gpu2.count=1", "parallel.global_batch_size=32"]
+    inputs = read([*words, *model, "train.precision=fp16"])
+    nodes = StagedPlans(inputs.training, inputs.kinds, inputs.choices, QUICK.layouts)
+    wanted, ratios = [layout for layout in nodes.wanted if layout.stages == 4], list[float]()
+    for number, layout in enumerate(wanted[::14]):
+        for option in range(number % 3, len(nodes.options), 11):
+            parallel = nodes.options[option].parallel
+            if max(layout.replicas) * parallel.micro_batch_size > parallel.global_batch_size:
+                continue
+            one = nodes.candidate(layout, 0, option)
+            if math.isfinite(one.bound) and not one.few:
+                every = one.every()
+                seconds = one.seconds(every)
+                if every[:, seconds.argmin()].all():
+                    ratios.append(one.search(math.inf, close=math.inf)[1] / seconds.min())
+    assert len(ratios) > 10
+    assert max(ratios) < 1.01
+
+
 @pytest.mark.parametrize("seed", range(50, 62))
 def test_longest_paths_are_below_every_partition_and_prove_the_best(seed: int) -> None:
     _, kinds, _, plans = small_case(seed, alike=True)
