@@ -1,13 +1,17 @@
 """Least of the largest of linear functions of some amounts: a dual simplex that takes constraints as they come.
 
 Minimise T, where amounts x have bounds and a given sum, and T >= c_i + a_i x for every cut i. A basis is a set of
-constraints that hold with equality. Every basis on the way is dual feasible, so that its T is a lower bound even if a
-solution is broken off. Far smaller and simpler than a solver for any linear program, and it starts from where a similar
-problem ended.
+constraints that hold with equality. Every basis on the way is dual feasible, so that it gives a lower bound of T even
+if a solution is broken off. Far smaller and simpler than a solver for any linear program, and it starts from where a
+similar problem ended.
+
+Where layers of several chunks may go, many bases have the same T, and steps among them need not end. So each amount has
+a price of its own beside T, which is so low that what all amounts cost can be taken off T again.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,11 +24,14 @@ PIVOT = 1e-6
 """What a row must change by, for each unit of another one's slack, to take its place."""
 IMPOSSIBLE = 1e-4
 """A row that is broken by more, and by all that may still change, has no solution."""
+PRICE = 1e-8
+"""Of an amount, at most: what all of them cost is far less than partitions may differ by and count as equal."""
+TIE = 1e-12
+"""Prices by which rows are chosen are equal if they differ by no more."""
 FRESH = 20
 """Steps after which rounding errors are cleared away."""
-MOST_STEPS = 200
-"""After which a solution is broken off: where layers of several chunks may go, many bases have the same T, and steps
-among them need not end. Elsewhere some 120 were enough."""
+MOST_STEPS = 2000
+"""After which a solution is broken off. (Some 600 were enough.)"""
 CLEAR = 0.01
 """An amount is made whole that is farther than this from a whole number."""
 SAFE = 1e-9
@@ -61,6 +68,8 @@ class MinimaxLP:
 
     def __init__(self, total: int, amounts: int, sums: Integers | None = None) -> None:
         self._total, self._amounts = float(total), amounts
+        self._prices = np.append(PRICE * (np.arange(1, amounts + 1) * math.sqrt(2) % 1), 1.0)
+        """[amounts + 1]: all differ, by no rule; that of T is 1."""
         self.bounded = np.eye(amounts) if sums is None else np.concatenate([np.eye(amounts), sums])
         """[amounts + sums, amounts]: what a box bounds."""
         box = np.pad(self.bounded, ((0, 0), (0, 1)))
@@ -111,7 +120,7 @@ class MinimaxLP:
 
     def root(self, low: Integers, high: Integers) -> BoxNode:
         """A basis of the box: the cut that was added last, and the lower bounds of all amounts but its cheapest one."""
-        slopes = -self._rows[-1, :-1]
+        slopes = self._prices[:-1] - self._rows[-1, :-1]
         active = np.arange(self._amounts)
         active[np.argmin(slopes)] = len(self._rows) - 1
         return BoxNode(low=low, high=high, active=active, inverse=self._inverse(active))
@@ -152,12 +161,13 @@ class MinimaxLP:
                 break
             across = rows[worst] @ inverse
             possible = across[:last] > PIVOT
-            ratios = np.where(possible, inverse[last, :last], np.inf) / np.where(possible, across[:last], 1.0)
+            gains = (self._prices @ inverse)[:last]
+            ratios = np.where(possible, gains, np.inf) / np.where(possible, across[:last], 1.0)
             if not possible.any():
                 if slack[worst] < -IMPOSSIBLE:
                     return Solved(node=node, amounts=values[:last], least=np.inf)
                 break
-            place = int(np.argmax(np.where(ratios <= ratios.min() + TOLERANCE, across[:last], 0.0)))
+            place = int(np.argmax(np.where(ratios <= ratios.min() + TIE, across[:last], 0.0)))
             active[place] = worst
             if step % FRESH == 0:
                 inverse = self._inverse(active)
@@ -167,9 +177,8 @@ class MinimaxLP:
                 inverse[:, place] = column
         inverse = self._inverse(active)
         values = inverse @ np.append(limits[active], self._total)
-        return Solved(
-            node=replace(node, active=active, inverse=inverse), amounts=values[:last], least=float(values[-1])
-        )
+        least = float(self._prices @ values) - PRICE * self._total
+        return Solved(node=replace(node, active=active, inverse=inverse), amounts=values[:last], least=least)
 
     def _inverse(self, active: Integers) -> Floats:
         """Gives amounts and T of what the active rows are; its last row is what T gains with each of them."""
