@@ -68,8 +68,7 @@ class MinimaxLP:
 
     def __init__(self, total: int, amounts: int, sums: Integers | None = None) -> None:
         self._total, self._amounts = float(total), amounts
-        self._prices = np.append(PRICE * (np.arange(1, amounts + 1) * math.sqrt(2) % 1), 1.0)
-        """[amounts + 1]: all differ, by no rule; that of T is 1."""
+        self._prices = _prices(amounts)
         self.bounded = np.eye(amounts) if sums is None else np.concatenate([np.eye(amounts), sums])
         """[amounts + sums, amounts]: what a box bounds."""
         box = np.pad(self.bounded, ((0, 0), (0, 1)))
@@ -132,11 +131,12 @@ class MinimaxLP:
         column[self._cuts] = -slopes
         self._rows = np.insert(self._rows, self._amounts, column, axis=1)
         self._amounts += 1
+        self._prices = _prices(self._amounts)
         bound = np.eye(1, self._amounts + 1, self._amounts - 1)
         self._add(np.concatenate([bound, -bound]), np.array([0.0, -1.0]), whole=True)
         active = np.append(node.active, len(self._rows) - 2)
         inverse = self._inverse(active)
-        if inverse[-1, self._amounts - 1] < 0:
+        if self._prices @ inverse[:, self._amounts - 1] < 0:
             active[-1] += 1
             inverse = self._inverse(active)
         return replace(node, active=active, inverse=inverse)
@@ -185,3 +185,8 @@ class MinimaxLP:
         square = np.concatenate([self._rows[active], np.pad(np.ones((1, self._amounts)), ((0, 0), (0, 1)))])
         inverse: Floats = np.linalg.inv(square)
         return inverse
+
+
+def _prices(amounts: int) -> Floats:
+    """[amounts + 1]: all differ, by no rule; that of T is 1."""
+    return np.append(PRICE * (np.arange(1, amounts + 1) * math.sqrt(2) % 1), 1.0)
