@@ -25,7 +25,7 @@ PIVOT = 1e-6
 IMPOSSIBLE = 1e-4
 """A row that is broken by more, and by all that may still change, has no solution."""
 PRICE = 1e-8
-"""Of an amount, at most: what all of them cost is far less than partitions may differ by and count as equal."""
+"""The highest price of an amount: all amounts together cost far less than partitions that count as equal differ by."""
 TIE = 1e-12
 """Prices by which rows are chosen are equal if they differ by no more."""
 FRESH = 20
