@@ -16,6 +16,11 @@ from fasop.partition.local_search import Worth, bottleneck, largest_stage, least
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Columns, Pipelines
 
+try:
+    from fasop.simulation import compiled
+except ImportError:  # there was no C compiler when tdpp was installed
+    compiled = None  # type: ignore[assignment]
+
 LEVELS = 200
 """Amounts that are looked at one after another."""
 ROUNDING = 1e-9
@@ -230,15 +235,18 @@ def whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Flo
     """
     if not left.layer.all():
         return np.zeros(trip.shape[1])
+    amount = left.of(least_largest(left, capacity, layers)).max(axis=0)
+    if hasattr(compiled, "whole_of"):
+        arrays = (np.ascontiguousarray(part) for part in (trip, left.fixed, left.layer, capacity, amount))
+        return compiled.whole_of(*arrays, layers, LEVELS, ROUNDING)
     order = np.argsort(trip, axis=0, kind="stable")
     sorted_trip = np.take_along_axis(trip, order, axis=0)
     most = np.minimum(capacity, layers)
-    amount = left.of(least_largest(left, capacity, layers)).max(axis=0)
     found, every = np.full(trip.shape[1], np.inf), np.arange(trip.shape[1])
     fixed, layer = left.fixed, left.layer
     for _ in range(LEVELS):
-        room = np.minimum(np.floor((amount - fixed) / layer + ROUNDING), most)
-        held = np.minimum(np.cumsum(np.take_along_axis(np.maximum(room, 0), order, axis=0), axis=0), layers)
+        room = np.maximum(0, np.minimum(np.floor((amount - fixed) / layer + ROUNDING), most))
+        held = np.minimum(np.cumsum(np.take_along_axis(room, order, axis=0), axis=0), layers)
         held[1:] -= held[:-1].copy()
         found[every] = np.minimum(found[every], amount + (held * sorted_trip).sum(axis=0))
         following = np.where(room < most, fixed + (room + 1) * layer, np.inf).min(axis=0)

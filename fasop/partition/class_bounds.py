@@ -10,10 +10,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.bounds import TINY
-
-ROUNDING = 1e-9
-"""What is this near below a whole number of layers counts as one."""
+from fasop.partition.bounds import TINY, whole_of
+from fasop.simulation.linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +39,19 @@ class Classes:
     """[plans, kinds, layers]: of all passes of one layer, two and so on, and of the sums of their gradients."""
     slowest: Floats
     """[plans]: `trip` on a stage of all kinds."""
+    head: Floats
+    """What the last stage has `left` of the head, and of a layer."""
+    of_last: Floats
 
     def take(self, plans: Integers) -> Classes:
         return Classes(**{field.name: getattr(self, field.name)[plans] for field in fields(self)})
 
-    def in_two(self, kind: int) -> Classes:
-        """With all faster kinds as fast as the fastest one, and all others as this one."""
+    @property
+    def in_twos(self) -> list[Classes]:
+        """For each kind but the fastest one: all faster kinds as fast as that, and all others as this one."""
+        return [self._in_two(kind) for kind in range(1, self.stages.shape[1])]
+
+    def _in_two(self, kind: int) -> Classes:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         two = {name: value[:, [0, kind]] for name, value in values.items() if value.ndim > 1}
         for name in ("stages", "shares"):
@@ -79,16 +84,31 @@ def in_parts(stages: Integers | Floats, trip: Floats, left: Floats, layers: int 
     return least
 
 
-def in_whole(stages: Integers | Floats, trip: Floats, left: Floats, layers: int) -> Floats:
-    """[plans]: as `in_parts`, of whole layers, with the same `left` [plans, kinds] in every place."""
-    levels = (left[..., np.newaxis] * np.arange(1, layers + 1)).reshape(len(left), -1)
-    room = np.floor(levels[..., np.newaxis] / np.maximum(left, TINY)[:, np.newaxis] + ROUNDING)
-    room = np.where(left[:, np.newaxis] > 0, room, layers) * stages[:, np.newaxis]
-    filled = np.minimum(np.cumsum(room, axis=2), layers)
-    full = filled[..., -1] == layers
-    filled[..., 1:] -= filled[..., :-1].copy()
-    seconds = levels + (filled * trip[:, np.newaxis]).sum(axis=2)
-    least: Floats = np.where(full, seconds, np.inf).min(axis=1)
+def in_whole(
+    stages: Integers, trip: Floats, left: Floats, layers: int, head: tuple[Floats, Floats] | None = None
+) -> Floats:
+    """[plans]: as `in_parts`, of whole layers.
+
+    `head`, [plans, kinds] each: what the last stage has left besides, and what it has left of a layer; the stage is of
+    that kind with which all takes least.
+    """
+    last = np.cumsum(stages, axis=1)[..., np.newaxis]
+    row = np.arange(last.max())
+    kind = np.minimum((row >= last).sum(axis=1), stages.shape[1] - 1)
+    place = row - np.take_along_axis((last[..., 0] - stages), kind, axis=1)
+    places = np.arange(len(kind))[:, np.newaxis], kind, np.minimum(place, left.shape[2] - 1)
+    here = row < last[:, -1]
+    layer = np.where(here, np.maximum(np.sort(left, axis=2)[places], TINY), 1.0).T
+    fixed = np.zeros(layer.shape)
+    trips, room = np.take_along_axis(trip, kind, axis=1).T, np.where(here, layers, 0).T
+    if head is None:
+        return whole_of(trips, Linear(fixed=fixed, layer=layer), room, layers)
+    found = []
+    for number, (beside, of_layer) in enumerate(zip(head[0].T, np.maximum(head[1], TINY).T, strict=True)):
+        with_head = row == last[:, number] - 1
+        costs = Linear(fixed=np.where(with_head.T, beside, fixed), layer=np.where(with_head.T, of_layer, layer))
+        found.append(np.where(stages[:, number] > 0, whole_of(trips, costs, room, layers), np.inf))
+    least: Floats = np.min(found, axis=0)
     return least
 
 

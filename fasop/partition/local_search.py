@@ -19,6 +19,11 @@ from fasop.partition.heterogeneous_layers import cut_elsewhere, fitting, gains, 
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 
+try:
+    from fasop.simulation import compiled
+except ImportError:  # there was no C compiler when tdpp was installed
+    compiled = None  # type: ignore[assignment]
+
 FEW = 2000
 """Partitions of a pipeline that are all tried: that takes no longer than a search among them."""
 CELLS = 2**22
@@ -63,6 +68,9 @@ def least_largest(costs: Linear, capacity: Integers, layers: int) -> Integers:
     partition has a stage with at least as many layers as the largest stage has here. All pipelines must be `feasible`.
     The first of equal stages wins.
     """
+    if hasattr(compiled, "least_largest"):
+        arrays = (np.ascontiguousarray(part) for part in (costs.fixed, costs.layer, capacity))
+        return compiled.least_largest(*arrays, layers)
     fixed, growth, every = costs.fixed, costs.layer, np.arange(costs.fixed.shape[1])
     given = _below_level(costs, capacity, layers)
     after = np.where(given < capacity, fixed + (given + 1) * growth, np.inf)

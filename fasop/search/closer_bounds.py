@@ -101,7 +101,7 @@ def closer_least(
             heapq.heappush(heap, (bound, next(number), what, step))
 
     def put_sizes(space: Space) -> None:
-        space.raise_known(space.known < enough)
+        space.raise_known(lambda seconds: seconds < enough)
         for size, bound in enumerate(space.known.tolist()):
             put(bound, _Size(space, size))
 

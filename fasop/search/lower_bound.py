@@ -23,6 +23,7 @@ from fasop.costs.schedules import filling, passes_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
+from fasop.partition.local_search import Worth
 from fasop.search.least_exchange import LinkBounds, of_any_stage
 from fasop.simulation.nodes import times_on
 from megatron_ext.contract.parallel_config import Recompute, Schedule
@@ -50,6 +51,14 @@ class _Beside(NamedTuple):
     embedding: Floats
     """Its forward pass, and the part of its backward pass that a micro-batch waits for."""
     head: Floats
+
+    def take(self, plans: Integers) -> _Beside:
+        return _Beside(*(seconds[plans] for seconds in self))
+
+    def trip(self, chunks: int) -> Floats:
+        """[plans]: of the first micro-batch, through all parts and back."""
+        messages = 2 * (chunks * self.hops + (chunks - 1) * self.around)
+        return np.asarray(messages + self.embedding + self.head)
 
 
 class _Times(NamedTuple):
@@ -101,11 +110,11 @@ class LowerBounds:
         parallel = one.parallel
         return parallel.tensor_size * parallel.context, parallel.context, parallel.expert, parallel.micro_batch_size
 
-    def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind]) -> Floats:
+    def of(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], worth: Worth | None = None) -> Floats:
         """[plans]: seconds below which no order of these nodes and no partition gets an iteration, proved.
 
         All `plans` go that way, and have sizes and say whether replicas share the optimizer; `kinds` are some of the
-        kinds, each with its number of nodes.
+        kinds, each with its number of nodes. Bounds that are of no `worth` need not be the closest.
         """
         if not plans:
             return np.zeros(0)
@@ -116,18 +125,25 @@ class LowerBounds:
             units, times = np.full(len(plans), float(layers)), seconds[:, 2]
         else:
             units, times = self._units(plans, way, some)
-        count = np.array([_micro_batches(one, kinds) for one in plans])
+        count, replicas = np.array([_micro_batches(one, kinds) for one in plans]).T
         mixed = np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]
         classes, beside = (
-            self._classes(plans, way, kinds, times, count, mixed),
+            self._classes(plans, way, kinds, times, seconds[:, 1], (count, replicas), mixed),
             self._beside(plans, way, kinds, seconds),
         )
         found = _least(classes, beside, count, way, units, whole=whole)
         if len(kinds) > 2 and len(mixed):
-            its_own = _Beside(*(seconds[mixed] for seconds in beside))
             found[mixed] = _of_mixed_replicas(
-                classes.take(mixed), its_own, count[mixed], way, units[mixed], whole=whole
+                classes.take(mixed), beside.take(mixed), count[mixed], way, units[mixed], whole=whole
             )
+        some = np.nonzero(np.ones(len(plans), bool) if worth is None else worth(found))[0]
+        if whole and len(some):
+            base, its_own = beside.take(some), classes.take(some)
+            passes = _in_whole(its_own, way, layers)
+            if len(kinds) > 2 and (unlike := np.isin(some, mixed)).any():
+                its_own = its_own.take(np.nonzero(unlike)[0])
+                passes[unlike] = np.max([_in_whole(two, way, layers) for two in its_own.in_twos], axis=0)
+            found[some] = np.maximum(found[some], base.trip(way.chunks) + base.ending + passes)
         return found
 
     def ending(self, one: Training, kinds: Sequence[NodeKind]) -> float:
@@ -150,39 +166,47 @@ class LowerBounds:
         way: Way,
         kinds: Sequence[NodeKind],
         times: Floats,
-        count: Integers,
+        head: Floats,
+        counts: tuple[Integers, Integers],
         mixed: Integers,
     ) -> Classes:
-        """`times` [plans, kinds, 2] are seconds of a layer, or of a unit where layers differ, `count` [plans] the
-        micro-batches of a replica, and `mixed` the numbers of the plans whose replicas may lie on unlike GPUs."""
+        """`times` [plans, kinds, 2] are seconds of a layer, or of a unit where layers differ, `head` those of the head,
+        `counts` [plans] the micro-batches of some replicas, and of how many, and `mixed` the numbers of the plans whose
+        replicas may lie on unlike GPUs."""
         layers = plans[0].blocks.layers if plans[0].blocks.alike else 1
         fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
         forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
         gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
-        width = np.array([[one.parallel.tensor_size * one.parallel.data] for one in plans])
-        most = max(one.parallel.pipeline for one in plans)
-        sizes = [(one.parallel.pipeline, number) for one, number in zip(plans, count.tolist(), strict=True)]
+        tensor, data, pipeline = np.array(
+            [(one.parallel.tensor_size, one.parallel.data, one.parallel.pipeline) for one in plans]
+        ).T
+        width, most, (count, replicas) = tensor * data, pipeline.max(), counts
+        sizes = [*zip(pipeline.tolist(), count.tolist(), strict=True)]
         passes = np.array([_passes(way.schedule, way.chunks, *size, most) for size in sizes])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
         left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
+        every = np.arange(len(plans))
+        last = passes[every, :, -1, pipeline - 1]
+        heads = np.take_along_axis((last[:, np.newaxis] * head).sum(axis=2), fastest, axis=1)
         turn = np.array([[way.schedule.definition.in_turn(*size)] for size in sizes])
         then = np.array([_then(way.schedule, way.chunks, *size) for size in sizes])
         busy = count[:, np.newaxis, np.newaxis] * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
         if plans[0].blocks.alike:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
-            exposed[mixed] = of_any_stage(exposed[mixed], gpus[mixed], width[mixed, 0])[:, np.newaxis]
+            exposed[mixed] = of_any_stage(exposed[mixed], gpus[mixed], width[mixed])[:, np.newaxis]
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
-        stages = np.cumsum(gpus, axis=1) // width
-        stages[:, 1:] -= stages[:, :-1].copy()
+        shares = np.minimum(np.cumsum(gpus, axis=1) / (tensor * replicas)[:, np.newaxis], pipeline[:, np.newaxis])
         return Classes(
-            stages=stages,
-            shares=gpus / width,
+            stages=np.diff(shares.astype(np.int64), axis=1, prepend=0),
+            shares=np.diff(shares, axis=1, prepend=0),
             trip=suffix_min(forward + way.schedule.definition.input_share * backward),
             both=forward + backward,
             left=suffix_min(left.min(axis=1)),
             turn=suffix_min((turn - 1) * backward),
             of_part=suffix_min(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
             busy=suffix_min(busy),
+            head=suffix_min(heads),
+            of_last=suffix_min(left.min(axis=1)[every, :, pipeline - 1]),
             slowest=forward.max(axis=1) + way.schedule.definition.input_share * backward.max(axis=1),
         )
 
@@ -236,12 +260,15 @@ def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> boo
     return len(kinds) > 1 and parallel.data > 1 and any(kind.gpus % width for kind in kinds)
 
 
-def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> int:
-    """Micro-batches of every replica, at least. Where all have the same GPUs, those with the most take longest."""
+def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> tuple[int, int]:
+    """Micro-batches of some replicas, and how many of these there are: all with the least number, or those with the
+    most, of which one has few fast GPUs if there are many. Where all have the same GPUs, the most take longest."""
     parallel = one.parallel
     if parallel.shares is None or not _has_heterogeneous_replicas(one, kinds):
-        return parallel.micro_batches
-    return parallel.global_batch_size // parallel.micro_batch_size // (parallel.data // parallel.context)
+        return parallel.micro_batches, parallel.data
+    counts = parallel.micro_batches_of
+    most = counts.count(max(counts))
+    return (max(counts), most) if 2 * most > len(counts) else (min(counts), parallel.data)
 
 
 def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool) -> Floats:
@@ -251,20 +278,16 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
     (`fasop.partition.heterogeneous_layers`); nor need stages be.
     """
     layers = classes.busy.shape[2]
-    messages = 2 * (way.chunks * beside.hops + (way.chunks - 1) * beside.around)
+    trip = beside.trip(way.chunks)
     passes = in_parts(classes.stages, classes.trip, classes.left, units)
-    parts = way.chunks * classes.stages
     if way.schedule.definition.has_chunks:
+        parts = way.chunks * classes.stages
         passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], units))
-    if whole:
-        passes = np.maximum(passes, in_whole(classes.stages, classes.trip, classes.left.min(axis=2), layers))
-    if whole and way.schedule.definition.has_chunks:
-        passes = np.maximum(passes, in_whole(parts, classes.trip, classes.turn, layers))
-    least: Floats = messages + beside.embedding + beside.head + passes + beside.ending
+    least: Floats = trip + passes + beside.ending
     if way.chunks > 1:
         queue = 2 * beside.hops + (way.chunks * count - 1) * beside.queue
     else:
-        queue = messages + beside.embedding + beside.head + units * classes.trip[:, 0] + (count - 1) * beside.queue
+        queue = trip + units * classes.trip[:, 0] + (count - 1) * beside.queue
     least = np.maximum(least, queue + beside.ending)
     if whole:
         least = np.maximum(least, largest(classes.stages, classes.busy, layers))
@@ -281,6 +304,16 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
     return least
 
 
+def _in_whole(classes: Classes, way: Way, layers: int) -> Floats:
+    """[plans]: the passes of the first micro-batch's trip, and those left of the largest stage, in whole layers."""
+    head = classes.head, classes.of_last
+    passes = in_whole(classes.stages, classes.trip, classes.left, layers, head)
+    if way.schedule.definition.has_chunks:
+        turn = in_whole(way.chunks * classes.stages, classes.trip, classes.turn[..., np.newaxis], layers)
+        passes = np.maximum(passes, turn)
+    return passes
+
+
 def _of_mixed_replicas(
     classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool
 ) -> Floats:
@@ -289,10 +322,7 @@ def _of_mixed_replicas(
     The largest bound counts: for each number of fastest kinds, as if these were one kind and the others another one;
     and for the mean of all replicas, whose stages need not be whole numbers.
     """
-    bounds = [
-        _least(classes.in_two(kind), beside, count, way, units, whole=whole)
-        for kind in range(1, classes.stages.shape[1])
-    ]
+    bounds = [_least(two, beside, count, way, units, whole=whole) for two in classes.in_twos]
     of_mean = replace(classes, stages=classes.shares)
     found: Floats = np.max([*bounds, _least(of_mean, beside, count, way, units, whole=False)], axis=0)
     return found

@@ -267,7 +267,7 @@ class SpaceSearch:
         """The sizes that are worth it before any plan of them is known."""
         if not len(self._space) or not self._worth(self._space.floor):
             return []
-        self._space.raise_known(self._of_worth(self._space.known))
+        self._space.raise_known(self._of_worth)
         worth = self._of_worth(self._space.known)
         return [number for number in np.argsort(self._space.known, kind="stable").tolist() if worth[number]]
 

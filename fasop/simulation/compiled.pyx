@@ -10,7 +10,7 @@ Results are returned as the arrays that they were made as (`base`): to make an a
 
 import numpy as np
 
-from libc.math cimport INFINITY
+from libc.math cimport INFINITY, floor
 
 cdef enum:
     FORWARD = 0
@@ -780,3 +780,79 @@ def filled(
             at = reach
         whole[column] = at
     return found.base, whole.base, following.base
+
+
+def least_largest(
+    const double[:, ::1] fixed, const double[:, ::1] layer, const long[:, ::1] capacity, Py_ssize_t layers
+):
+    """What `fasop.partition.local_search.least_largest` does, whose arrays these are."""
+    cdef Py_ssize_t stages = fixed.shape[0], columns = fixed.shape[1], stage, column, best, left
+    cdef long[:, ::1] found = np.zeros((stages, columns), np.int64)
+    cdef double[::1] after = np.empty(stages)
+    cdef double level, slower, below
+    for column in range(columns):
+        level, slower = 0.0, 0.0
+        for stage in range(stages):
+            level += fixed[stage, column] / layer[stage, column]
+            slower += 1 / layer[stage, column]
+        level, left = (layers + level) / slower, layers
+        for stage in range(stages):
+            below = floor((level - fixed[stage, column]) / layer[stage, column])
+            found[stage, column] = <long>min(max(below, 0.0), <double>capacity[stage, column])
+            left -= found[stage, column]
+        for stage in range(stages):
+            if left < 0:
+                found[stage, column] = 0
+            after[stage] = INFINITY
+            if found[stage, column] < capacity[stage, column]:
+                after[stage] = fixed[stage, column] + (found[stage, column] + 1) * layer[stage, column]
+        left = layers if left < 0 else left
+        while left > 0:
+            best = 0
+            for stage in range(1, stages):
+                if after[stage] < after[best]:
+                    best = stage
+            found[best, column] += 1
+            left -= 1
+            after[best] = INFINITY
+            if found[best, column] < capacity[best, column]:
+                after[best] = fixed[best, column] + (found[best, column] + 1) * layer[best, column]
+    return found.base
+
+
+def whole_of(
+    const double[:, ::1] trip, const double[:, ::1] fixed, const double[:, ::1] layer, const long[:, ::1] capacity,
+    const double[::1] least, Py_ssize_t layers, Py_ssize_t levels, double rounding,
+):
+    """What `fasop.partition.bounds.whole_of` does, whose arrays these are, from the `least` amounts [pipelines] on."""
+    cdef Py_ssize_t stages = trip.shape[0], columns = trip.shape[1], stage, column, other, level
+    cdef double[::1] found = np.full(columns, INFINITY)
+    cdef Py_ssize_t[::1] order = np.empty(stages, np.intp)
+    cdef double amount, room, most, held, taken, following, cheapest
+    for column in range(columns):
+        for stage in range(stages):
+            other = stage
+            while other > 0 and trip[order[other - 1], column] > trip[stage, column]:
+                order[other] = order[other - 1]
+                other -= 1
+            order[other] = stage
+        amount, cheapest = least[column], layers * trip[order[0], column]
+        for level in range(levels):
+            held, taken, following = 0.0, 0.0, INFINITY
+            for other in range(stages):
+                stage = order[other]
+                most = min(<double>capacity[stage, column], <double>layers)
+                room = min(floor((amount - fixed[stage, column]) / layer[stage, column] + rounding), most)
+                room = max(room, 0.0)
+                if room < most:
+                    following = min(following, fixed[stage, column] + (room + 1) * layer[stage, column])
+                room = min(room, layers - held)
+                held += room
+                taken += room * trip[stage, column]
+            found[column] = min(found[column], amount + taken)
+            amount = max(amount, following)
+            if not following + cheapest < found[column]:
+                break
+        else:
+            found[column] = min(found[column], amount + cheapest)
+    return found.base

@@ -34,7 +34,7 @@ def tight_plans(spaces: Sequence[Space], fastest: float, until: float) -> list[P
     for place, space in enumerate(spaces):
         if time.process_time() > until:
             break
-        space.raise_known(space.known < fastest)
+        space.raise_known(lambda seconds: seconds < fastest)
         known = space.known_of_some
         rows += [(float(known[number]), place, number) for number in np.flatnonzero(known < fastest).tolist()]
     found, groups = list[tuple[float, Plan]](), 0

@@ -10,7 +10,6 @@ from functools import cached_property
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
@@ -119,8 +118,9 @@ class Space:
                 of_sizes[key] = self._bounds.of_work([one], self._choices.recompute, self.kinds)
         return np.array([of_sizes[LowerBounds.size_of(self._sized[number])] for number, *_ in self._cuts])
 
-    def raise_known(self, some: NDArray[np.bool_]) -> None:
-        """Raise those of some numbers to what the chains of waits say, which takes longer."""
+    def raise_known(self, worth: Worth) -> None:
+        """Raise those that are of `worth` to what the chains of waits say, which takes longer."""
+        some = worth(self.known)
         recompute = self._choices.recompute
         if Recompute.none in recompute:  # to compute again takes no less
             recompute = (Recompute.none,)
@@ -132,7 +132,7 @@ class Space:
                 for way in (Way(schedule, chunks, one) for one in recompute):
                     options = self._choices.sharded_optimizer
                     plans = [self._with(sharded)[self._cuts[number][0]] for sharded in options for number in numbers]
-                    bounds = self._bounds.of(plans, way, self.kinds).reshape(len(options), -1)
+                    bounds = self._bounds.of(plans, way, self.kinds, worth).reshape(len(options), -1)
                     for sharded, found in zip(options, bounds, strict=True):
                         self._of_ways.setdefault((way, sharded), np.full(len(self), np.nan))[numbers] = found
                     least = np.minimum(least, bounds.min(axis=0))
@@ -228,7 +228,7 @@ class Space:
             if np.isnan(found[place]) or (way.recompute is not Recompute.none and worth(found[place : place + 1])[0]):
                 left[way].append(place)
         for way, places in left.items():
-            found[places] = self._bounds.of([options[place] for place in places], way, self.kinds)
+            found[places] = self._bounds.of([options[place] for place in places], way, self.kinds, worth)
         return found
 
     def built(self, number: int, nodes: Sequence[Nodes], options: Sequence[Training] | None = None) -> list[Candidates]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fasop.partition import bounds, local_search
 from fasop.partition.bounds import quick_bound
 from fasop.partition.chains import with_one_more
 from fasop.partition.dominance import distinct, never_worse
@@ -38,6 +39,22 @@ def test_no_partition_is_faster_than_the_bounds() -> None:
         some, best = lines.take(np.nonzero(fits)[0]), seconds[fits].min(axis=1) * (1 + ROUNDING)
         balanced = bottleneck(some, layers)
         assert (quick_bound(some, layers, balanced) <= best).all()
+        tried += len(some)
+    assert tried > 400
+
+
+def test_bounds_are_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = 0
+    for seed in seeds(fewer(40, 100)):
+        lines, layers = random_pipelines(np.random.default_rng(seed))
+        some = lines.take(np.nonzero(feasible(lines, layers))[0])
+        balanced = bottleneck(some, layers)
+        found = quick_bound(some, layers, balanced)
+        with monkeypatch.context() as patch:
+            for module in (bounds, local_search):
+                patch.setattr(module, "compiled", None)
+            assert (bottleneck(some, layers) == balanced).all()
+            assert quick_bound(some, layers, balanced) == pytest.approx(found, rel=1e-12)
         tried += len(some)
     assert tried > 400
 
