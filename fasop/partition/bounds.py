@@ -237,8 +237,7 @@ def whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Flo
         return np.zeros(trip.shape[1])
     amount = left.of(least_largest(left, capacity, layers)).max(axis=0)
     if hasattr(compiled, "whole_of"):
-        arrays = (np.ascontiguousarray(part) for part in (trip, left.fixed, left.layer, capacity, amount))
-        return compiled.whole_of(*arrays, layers, LEVELS, ROUNDING)
+        return compiled.whole_of(trip, left.fixed, left.layer, capacity, amount, layers, LEVELS, ROUNDING)
     order = np.argsort(trip, axis=0, kind="stable")
     sorted_trip = np.take_along_axis(trip, order, axis=0)
     most = np.minimum(capacity, layers)

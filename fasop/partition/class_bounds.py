@@ -85,7 +85,7 @@ def in_parts(stages: Integers | Floats, trip: Floats, left: Floats, layers: int 
 
 
 def in_whole(
-    stages: Integers, trip: Floats, left: Floats, layers: int, head: tuple[Floats, Floats] | None = None
+    stages: Integers | Floats, trip: Floats, left: Floats, layers: int, head: tuple[Floats, Floats] | None = None
 ) -> Floats:
     """[plans]: as `in_parts`, of whole layers.
 

@@ -69,8 +69,7 @@ def least_largest(costs: Linear, capacity: Integers, layers: int) -> Integers:
     The first of equal stages wins.
     """
     if hasattr(compiled, "least_largest"):
-        arrays = (np.ascontiguousarray(part) for part in (costs.fixed, costs.layer, capacity))
-        return compiled.least_largest(*arrays, layers)
+        return compiled.least_largest(costs.fixed, costs.layer, capacity, layers)
     fixed, growth, every = costs.fixed, costs.layer, np.arange(costs.fixed.shape[1])
     given = _below_level(costs, capacity, layers)
     after = np.where(given < capacity, fixed + (given + 1) * growth, np.inf)

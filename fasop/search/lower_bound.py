@@ -136,14 +136,14 @@ class LowerBounds:
             found[mixed] = _of_mixed_replicas(
                 classes.take(mixed), beside.take(mixed), count[mixed], way, units[mixed], whole=whole
             )
-        some = np.nonzero(np.ones(len(plans), bool) if worth is None else worth(found))[0]
-        if whole and len(some):
-            base, its_own = beside.take(some), classes.take(some)
+        closer = np.nonzero(np.ones(len(plans), bool) if worth is None else worth(found))[0]
+        if whole and len(closer):
+            base, its_own = beside.take(closer), classes.take(closer)
             passes = _in_whole(its_own, way, layers)
-            if len(kinds) > 2 and (unlike := np.isin(some, mixed)).any():
+            if len(kinds) > 2 and (unlike := np.isin(closer, mixed)).any():
                 its_own = its_own.take(np.nonzero(unlike)[0])
                 passes[unlike] = np.max([_in_whole(two, way, layers) for two in its_own.in_twos], axis=0)
-            found[some] = np.maximum(found[some], base.trip(way.chunks) + base.ending + passes)
+            found[closer] = np.maximum(found[closer], base.trip(way.chunks) + base.ending + passes)
         return found
 
     def ending(self, one: Training, kinds: Sequence[NodeKind]) -> float:

@@ -783,7 +783,7 @@ def filled(
 
 
 def least_largest(
-    const double[:, ::1] fixed, const double[:, ::1] layer, const long[:, ::1] capacity, Py_ssize_t layers
+    const double[:, :] fixed, const double[:, :] layer, const long[:, :] capacity, Py_ssize_t layers
 ):
     """What `fasop.partition.local_search.least_largest` does, whose arrays these are."""
     cdef Py_ssize_t stages = fixed.shape[0], columns = fixed.shape[1], stage, column, best, left
@@ -821,8 +821,8 @@ def least_largest(
 
 
 def whole_of(
-    const double[:, ::1] trip, const double[:, ::1] fixed, const double[:, ::1] layer, const long[:, ::1] capacity,
-    const double[::1] least, Py_ssize_t layers, Py_ssize_t levels, double rounding,
+    const double[:, :] trip, const double[:, :] fixed, const double[:, :] layer, const long[:, :] capacity,
+    const double[:] least, Py_ssize_t layers, Py_ssize_t levels, double rounding,
 ):
     """What `fasop.partition.bounds.whole_of` does, whose arrays these are, from the `least` amounts [pipelines] on."""
     cdef Py_ssize_t stages = trip.shape[0], columns = trip.shape[1], stage, column, other, level
