@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import FULL, Pipelines
 
@@ -70,23 +70,17 @@ def gains(pipelines: Pipelines, partitions: Integers, slopes: Floats, pairs: Int
     is hidden, times are no shorter than the slopes say, but for messages: every one of the longest path may be shorter.
     """
     assert pipelines.order is not None
-    assert pipelines.s_per_byte is not None
     order, parts, every = pipelines.order, len(partitions), np.arange(partitions.shape[1])
     behind = np.cumsum(partitions, axis=0)[:-1]
     kind = np.argmax(np.diff(order.counts, axis=1), axis=0)
-    chunks = parts // pipelines.stages
-    rate = pipelines.s_per_byte
-    if pipelines.back is not None and pipelines.back.s_per_byte is not None:
-        rate = (rate + pipelines.back.s_per_byte) / 2
-    links = chunks * np.tile(rate, (chunks, 1))[:-1]
+    links = _seconds_of_messages(pipelines)
     cuts = np.arange(parts - 1)[:, np.newaxis]
     found = []
     for step in (-1, 1):  # a cut moves towards the beginning, or the end
         moved = kind[np.clip(behind + min(step, 0), 0, order.layers - 1)]
         change = slopes[moved, cuts + 1, every] - slopes[moved, cuts, every]
         shorter = order.extra[behind] - order.extra[np.clip(behind + step, 0, order.layers)]
-        message = 2 * pipelines.micro_batches * np.maximum(0.0, shorter) * links
-        gained = step * change + message
+        gained = step * change + np.maximum(0.0, shorter) * links
         found.append(np.concatenate([np.zeros((1, len(every))), np.cumsum(gained, axis=0)]))
     source, target = pairs.T
     towards_end, towards_begin = found
@@ -95,30 +89,69 @@ def gains(pipelines: Pipelines, partitions: Integers, slopes: Floats, pairs: Int
     return np.ascontiguousarray(whole.T)
 
 
-def cut_elsewhere(pipelines: Pipelines, partition: Integers) -> Integers:
-    """[parts, partitions]: one of the cuts somewhere else, and those that it passes with it.
+def passes_with_one_more(pipelines: Pipelines, partitions: Integers, pairs: Integers) -> Floats:
+    """[pipelines, pairs]: seconds of all passes of the part that gets a layer, as in `gains`, at least."""
+    assert pipelines.order is not None
+    order, both, behind = pipelines.order, both_of_parts(pipelines), np.cumsum(partitions, axis=0)
+    kind, parts = np.argmax(np.diff(order.counts, axis=1), axis=0), np.arange(len(partitions))[:, np.newaxis]
+    own, every = both.of(pipelines.counted(partitions)), np.arange(partitions.shape[1])
+    before = own + both.layer[kind[np.maximum(behind - partitions - 1, 0)], parts, every]
+    after = own + both.layer[kind[np.minimum(behind, order.layers - 1)], parts, every]
+    source, target = pairs.T
+    longest: Floats = np.where((source < target)[:, np.newaxis], before[target], after[target])
+    return np.ascontiguousarray(_fewest_passes(pipelines) * longest.T)
 
-    By 1, 2, 4 layers and so on, and to where another kind begins or messages become longer or shorter.
+
+def _fewest_passes(pipelines: Pipelines) -> int:
+    """How many micro-batches the slowest GPU of a stage goes through at least: replicas may differ in that."""
+    return min([pipelines.micro_batches, *(one.lines.micro_batches for one in pipelines.replicas)])
+
+
+def _seconds_of_messages(pipelines: Pipelines) -> Floats:
+    """[parts - 1, pipelines]: what all messages across a cut, there and back, take longer for a byte."""
+    assert pipelines.s_per_byte is not None
+    rate, chunks = pipelines.s_per_byte, pipelines.parts_count // pipelines.stages
+    if pipelines.back is not None and pipelines.back.s_per_byte is not None:
+        rate = (rate + pipelines.back.s_per_byte) / 2
+    whole: Floats = 2 * pipelines.micro_batches * chunks * np.tile(rate, (chunks, 1))[:-1]
+    return whole
+
+
+def cuts_elsewhere(
+    pipelines: Pipelines, partitions: Integers, seconds: Floats, slopes: Floats
+) -> tuple[Integers, Integers]:
+    """[partitions]: numbers of pipelines; and [parts, partitions]: theirs with one of the cuts somewhere else, and with
+    those that it passes. Only those that may take less than `seconds` by the `slopes`, as in `gains`, and by the passes
+    of each part.
+
+    A cut goes by 1, 2, 4 layers and so on, and to where another kind begins or messages become longer or shorter.
     """
     assert pipelines.order is not None
-    order, cuts = pipelines.order, np.cumsum(partition)[:-1]
+    order, cuts = pipelines.order, np.cumsum(partitions, axis=0)[:-1]
     steps = 2 ** np.arange(order.layers.bit_length())
     kind = np.argmax(np.diff(order.counts, axis=1), axis=0)
-    borders = 1 + np.nonzero((np.diff(kind) != 0) | (np.diff(order.extra[:-1]) != 0))[0]
-    places = np.concatenate([*(cuts + step for step in steps), *(cuts - step for step in steps)])
-    number = np.tile(np.arange(len(cuts)), 2 * len(steps))
-    borders = borders[:MOST_BORDERS]
-    places = np.concatenate([places, np.tile(borders, len(cuts))])
-    number = np.concatenate([number, np.repeat(np.arange(len(cuts)), len(borders))])
-    inside = (places >= 0) & (places <= order.layers)
-    places, number = places[inside], number[inside]
-    every = np.arange(len(cuts))[:, np.newaxis]
-    moved = np.repeat(cuts[:, np.newaxis], len(places), axis=1)
-    moved = np.where(every < number, np.minimum(moved, places), np.maximum(moved, places))
-    moved = np.where(every == number, places, moved)
+    borders = 1 + np.nonzero((np.diff(kind) != 0) | (np.diff(order.extra[:-1]) != 0))[0][:MOST_BORDERS]
+    near = cuts + np.concatenate([steps, -steps]).reshape(-1, 1, 1)
+    places = np.concatenate([near, np.broadcast_to(borders.reshape(-1, 1, 1), (len(borders), *cuts.shape))])
+    which, number, owner = np.nonzero((places >= 0) & (places <= order.layers) & (places != cuts))
+    place, before, every = places[which, number, owner], cuts[:, owner], np.arange(len(cuts))[:, np.newaxis]
+    moved = np.where(every < number, np.minimum(before, place), np.maximum(before, place))
+    moved[number, np.arange(len(number))] = place
     whole = np.pad(moved, ((1, 1), (0, 0)))
     whole[-1] = order.layers
-    return distinct(np.diff(whole, axis=0), axis=1)
+    both, part = both_of_parts(pipelines), np.arange(len(partitions))[:, np.newaxis]
+
+    def of_parts(layer: Floats) -> Floats:
+        of_first = of_first_layers(pipelines, layer)
+        whole_parts: Floats = of_first[whole[1:], part, owner] - of_first[whole[:-1], part, owner]
+        return whole_parts
+
+    longer = of_parts(slopes).sum(axis=0) - (slopes * pipelines.counted(partitions)).sum(axis=(0, 1))[owner]
+    shorter = np.maximum(0.0, order.extra[before] - order.extra[moved])
+    may = (shorter * _seconds_of_messages(pipelines)[:, owner]).sum(axis=0) > longer
+    may &= _fewest_passes(pipelines) * (both.fixed[:, owner] + of_parts(both.layer)).max(axis=0) < seconds[owner]
+    some = np.nonzero(may)[0]
+    return owner[some], np.diff(whole[:, some], axis=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,15 @@ from itertools import combinations, islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.costs.arrays import Floats, Integers
 from fasop.partition.chains import both_passes, with_one_more
-from fasop.partition.heterogeneous_layers import cut_elsewhere, fitting, gains, least_largest_part
+from fasop.partition.heterogeneous_layers import (
+    cuts_elsewhere,
+    fitting,
+    gains,
+    least_largest_part,
+    passes_with_one_more,
+)
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 
@@ -121,18 +127,18 @@ def improved_by_cuts(
     if worth is not None:
         active = active[worth(_reach(times, least, moves=2))[active]]
     while len(active):
-        near = [cut_elsewhere(pipelines, found[:, column]) for column in active]
-        owner = np.repeat(active, [one.shape[1] for one in near])
-        every, lines = np.concatenate(near, axis=1), pipelines.take(owner)
-        seconds = np.where(lines.fits(every), lines.iteration(every, times[owner]), np.inf)
-        gained = distinct(owner[seconds < times[owner]])
-        for column in gained:
-            own = np.nonzero(owner == column)[0]
-            best = own[np.argmin(seconds[own])]
-            found[:, column], times[column] = every[:, best], seconds[best]
-        active = gained
+        lines, here, before = pipelines.take(active), found[:, active], times[active]
+        owner, near = cuts_elsewhere(lines, here, before, lines.slopes(here, before))
+        if not len(owner):
+            break
+        own = lines.take(owner)
+        seconds = np.where(own.fits(near), own.iteration(near, before[owner]), np.inf)
+        first = np.lexsort((seconds, owner))
+        best = first[np.unique(owner[first], return_index=True)[1]]
+        best = best[seconds[best] < before[owner[best]]]
+        active = active[owner[best]]
         if len(active):
-            found[:, active], times[active] = improved(pipelines.take(active), found[:, active])
+            found[:, active], times[active] = improved(pipelines.take(active), near[:, best])
     return found, times
 
 
@@ -226,7 +232,8 @@ def _ranked(
     source, target = pairs.T
     if pipelines.order is not None:
         gain = gains(pipelines, partitions, pipelines.slopes(partitions, seconds), pairs)
-        gain = np.where(partitions[source].T > 0, gain, -1.0)
+        in_time = passes_with_one_more(pipelines, partitions, pairs) < seconds[:, np.newaxis]
+        gain = np.where((partitions[source].T > 0) & in_time, gain, -1.0)
         order = np.argsort(-gain, axis=1, kind="stable")
         return order, np.take_along_axis(gain, order, axis=1) > 0
     slopes = pipelines.slopes(partitions, seconds).T

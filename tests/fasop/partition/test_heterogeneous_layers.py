@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -18,12 +18,14 @@ from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.exact import proved
 from fasop.partition.heterogeneous_layers import (
     both_of_parts,
+    cuts_elsewhere,
     fitting,
     gains,
     least_largest_part,
     memory_left,
     memory_taken,
     of_first_layers,
+    passes_with_one_more,
 )
 from fasop.partition.least_sum import amp_of_heterogeneous_layers, least_sum
 from fasop.partition.local_search import bottleneck, feasible, improved_by_cuts, largest_stage, shortest
@@ -235,6 +237,30 @@ def test_no_move_gains_more_than_is_expected_of_it() -> None:
             moved[target] += 1
             after = plain.take(here).iteration(moved)
             assert (before[here] - after <= expected[here, number] + ROUNDING * before[here]).all()
+            assert (passes_with_one_more(plain, parts, pairs)[here, number] <= after * (1 + ROUNDING)).all()
+
+
+def test_no_cut_that_is_left_out_would_gain_elsewhere() -> None:
+    """With nothing hidden, as above."""
+    for rng, lines, layers in cases(fewer(24, 60)):
+        plain = lines.unhidden(layers)
+        table = all_partitions(layers, plain.parts_count)
+        parts = table[:, rng.integers(0, table.shape[1], len(plain))]
+        if len(parts) == 1:
+            continue
+        slopes, before = plain.longest(parts)
+        owner, near = cuts_elsewhere(plain, parts, before, slopes)
+        known = {(number, *one) for number, one in zip(owner.tolist(), near.T.tolist(), strict=True)}
+        assert (near >= 0).all()
+        assert (near.sum(axis=0) == layers).all()
+        for cut, step in product(range(len(parts) - 1), (-4, -2, -1, 1, 2, 4)):
+            moved = parts.copy()
+            moved[cut] += step
+            moved[cut + 1] -= step
+            here = np.nonzero((moved >= 0).all(axis=0))[0]  # it passes no other
+            after = plain.take(here).iteration(moved[:, here]) if len(here) else before[here]
+            for number in here[after < before[here] * (1 - ROUNDING)].tolist():
+                assert (number, *moved[:, number].tolist()) in known
 
 
 def test_a_search_among_many_partitions_finds_one_that_is_hardly_worse_than_the_best() -> None:
