@@ -226,7 +226,9 @@ class LowerBounds:
         if not plans[0].overlaps:
             return np.asarray(whole + handed)
         model = plans[0].model
-        first = np.array([overlap.first_bucket_layers(model, one.parallel.tensor_size) for one in plans])
+        tensors = [one.parallel.tensor_size for one in plans]
+        buckets = {tensor: overlap.first_bucket_layers(model, tensor) for tensor in {*tensors}}
+        first = np.array([buckets[tensor] for tensor in tensors])
         after = np.arange(1.0, plans[0].blocks.layers + 1) - first[:, np.newaxis, np.newaxis]
         hidden = filling(way.schedule) * backward[..., np.newaxis] * after
         left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
