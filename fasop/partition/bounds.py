@@ -92,7 +92,11 @@ def _whole_trip(chains: Chains) -> Floats:
 
 def _queue_bound(pipelines: Pipelines, chains: Chains, layers: int | Floats) -> Floats:
     """[pipelines]: the busiest link sends all messages one after another. Before the first of them and behind the last
-    one lies a micro-batch's trip; of several chunks its messages alone count."""
+    one lies a micro-batch's trip.
+
+    Of several chunks, the first activations on a link come from its first chunk, and the last ones go to the end of the
+    model and all the way back: between them lie no backward passes of that micro-batch, but its forward passes of some
+    chunks. Likewise, all forward passes come before the first gradients on a link."""
     cuts, count, chunks = pipelines.stages - 1, pipelines.micro_batches, pipelines.parts_count // pipelines.stages
     if not cuts:
         return np.zeros(len(pipelines))
@@ -100,7 +104,16 @@ def _queue_bound(pipelines: Pipelines, chains: Chains, layers: int | Floats) -> 
     back = ahead if pipelines.back is None else pipelines.back.messages(None)[1][:cuts]
     busiest = np.maximum(ahead, back).max(axis=0)
     if chunks > 1:
-        return np.asarray(2 * pipelines.mean_hop[:cuts].sum(axis=0) + (chunks * count - 1) * busiest)
+        ways = [(pipelines.backward, pipelines.forward, ahead), (pipelines.forward, pipelines.backward, back)]
+        queues = [
+            (chunks * count - 1) * sent.max(axis=0)
+            + whole.fixed.sum(axis=0)
+            + layers * whole.layer.min(axis=0)
+            + ends.fixed[[0, -1]].sum(axis=0)
+            for whole, ends, sent in ways
+        ]
+        hop = pipelines.hop if pipelines.back is None else np.minimum(pipelines.hop, pipelines.back.hop)
+        return np.asarray(np.maximum(*queues) + (chunks + 1) * hop[:cuts].sum(axis=0) + (chunks - 1) * hop[-1])
     trip = _whole_trip(chains) + layers * chains.trip.layer.min(axis=0)
     queue = trip + (count - 1) * busiest
     if pipelines.one_way_out is not None and cuts > 1:  # what goes ahead and back leaves such a stage by one link

@@ -118,13 +118,18 @@ def distinct(lines: Pipelines) -> Integers:
     """The first of each that has the same stages and links as others: nodes of a stage may change places."""
     if len(lines) == 1:
         return np.arange(1)
+    first = {column: number for number, column in reversed([*enumerate(fingerprints(lines))])}
+    return np.sort([*first.values()])
+
+
+def fingerprints(lines: Pipelines) -> list[tuple[bytes, ...]]:
+    """All that decides what each takes with any partition, if schedule, micro-batches and ways out of stages are the
+    same."""
     replicas: list[list[bytes]] = [[] for _ in range(len(lines))]
     for own in lines.replicas:
         for number, column in zip(own.of, _columns(own.lines), strict=True):
             replicas[number].append(bytes([own.lines.micro_batches == lines.micro_batches]) + column)
-    every = [(column, *sorted(own)) for column, own in zip(_columns(lines), replicas, strict=True)]
-    first = {column: number for number, column in reversed([*enumerate(every)])}
-    return np.sort([*first.values()])
+    return [(column, *sorted(own)) for column, own in zip(_columns(lines), replicas, strict=True)]
 
 
 def _columns(lines: Pipelines) -> list[bytes]:

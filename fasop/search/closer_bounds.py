@@ -13,6 +13,7 @@ import numpy as np
 
 from fasop.costs.training import Training
 from fasop.partition.baselines import start
+from fasop.partition.dominance import fingerprints
 from fasop.partition.exact import proved
 from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.order_search import Bounded
@@ -20,11 +21,11 @@ from fasop.search.search import ShowProgress, no_progress
 from fasop.search.space.candidates import Candidates, Space
 from fasop.search.whole_chains import WholeChains
 from fasop.simulation.nodes import Nodes
-from megatron_ext.contract.parallel_config import Recompute
+from megatron_ext.contract.parallel_config import Recompute, Schedule
 
-PROOFS = ((0, 5), (25, 15), (100, 45), (400, 130))
+PROOFS = ((0, 2), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
-LITTLE, MUCH = 300, 2000
+LITTLE, MUCH = 700, 2000
 """Work: one is about 0.01 CPU seconds."""
 SIZES = 10
 """Sizes of a set of nodes that are bounded by a unit of work, where there was no time for it before."""
@@ -36,7 +37,7 @@ STEP = 0.005
 """The part of `enough` by which the bound of a size rises at once: orders that are below it then are built."""
 MOST_ORDERS = 3000
 """Orders of a size that are built, at most."""
-PASSES = 2**11
+PASSES = 2**12
 """Parts times micro-batches: of a candidate with more, simulations take too long."""
 
 
@@ -95,6 +96,8 @@ def closer_least(
     """Seconds below which no plan of these spaces is, at most `enough`, by so much work at most."""
     number, work = count(), 0
     heap: list[tuple[float, int, Space | _Size | Bounded, int]] = []
+    seen = set[tuple[Schedule, int, bytes, tuple[bytes, ...]]]()
+    """Pipelines that were put on the heap: those on sets of nodes that differ in name alone are the same."""
 
     def put(bound: float, what: Space | _Size | Bounded, step: int = 0) -> None:
         if bound < enough:
@@ -125,17 +128,21 @@ def closer_least(
             what.work = 0
             for group in what.space.built(what.number, nodes):
                 one = Bounded.of(group, bound)
-                for column in np.nonzero(one.proved < enough)[0]:
-                    put(float(one.proved[column]), one.take(np.array([column])))
+                lines = group.pipelines
+                ways_out = b"" if lines.one_way_out is None else lines.one_way_out.tobytes()
+                for column, numbers in enumerate(fingerprints(lines)):
+                    key = lines.schedule, lines.micro_batches, ways_out, numbers
+                    if one.proved[column] < enough and key not in seen:
+                        seen.add(key)
+                        put(float(one.proved[column]), one.take(np.array([column])))
         elif not step:
             closer, looks = _by_whole_layers(what.group, bound, enough)
             work += looks
         elif step <= len(PROOFS) and _quick(what):
             boxes, taken = PROOFS[step - 1]
             work += taken
-            lines, layers = what.group.pipelines, what.group.layers
-            begin = start(lines, layers, what.balanced)
-            closer = max(bound, proved(lines, layers, begin, boxes, enough).bound)
+            begin = start(what.group.pipelines, what.group.layers, what.balanced)
+            closer = max(bound, proved(what.group.pipelines, what.group.layers, begin, boxes, enough).bound)
         else:
             return bound
         put(closer, what, step + 1)

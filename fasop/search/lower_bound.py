@@ -51,6 +51,8 @@ class _Beside(NamedTuple):
     embedding: Floats
     """Its forward pass, and the part of its backward pass that a micro-batch waits for."""
     head: Floats
+    one_way: Floats
+    """A layer's forward or its backward pass, the longer one, on whichever kind it is shortest."""
 
     def take(self, plans: Integers) -> _Beside:
         return _Beside(*(seconds[plans] for seconds in self))
@@ -129,7 +131,7 @@ class LowerBounds:
         mixed = np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]
         classes, beside = (
             self._classes(plans, way, kinds, times, seconds[:, 1], (count, replicas), mixed),
-            self._beside(plans, way, kinds, seconds),
+            self._beside(plans, way, kinds, seconds, times),
         )
         found = _least(classes, beside, count, way, units, whole=whole)
         if len(kinds) > 2 and len(mixed):
@@ -248,11 +250,14 @@ class LowerBounds:
             self._times[key] = _Times(every, np.array(seconds))
         return self._times[key]
 
-    def _beside(self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], seconds: Floats) -> _Beside:
-        """`seconds` are `_Times.seconds` of the plans, on these kinds."""
+    def _beside(
+        self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], seconds: Floats, times: Floats
+    ) -> _Beside:
+        """`seconds` are `_Times.seconds` of the plans, on these kinds; for `times` see `_classes`."""
         forward, backward = np.moveaxis(seconds[:, :2].min(axis=2), 2, 0)
         ends = forward + way.schedule.definition.input_share * backward
-        return _Beside(*np.array(self._on_links.of(plans, kinds)).T, *ends.T)
+        one_way = times.min(axis=1).max(axis=1)
+        return _Beside(*np.array(self._on_links.of(plans, kinds)).T, *ends.T, one_way)
 
 
 def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
@@ -287,9 +292,11 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
         passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], units))
     least: Floats = trip + passes + beside.ending
     if way.chunks > 1:
-        queue = 2 * beside.hops + (way.chunks * count - 1) * beside.queue
+        messages = (way.chunks + 1) * beside.hops + (way.chunks - 1) * beside.around
+        trip = messages + beside.embedding + beside.head + units * beside.one_way
     else:
-        queue = trip + units * classes.trip[:, 0] + (count - 1) * beside.queue
+        trip = trip + units * classes.trip[:, 0]
+    queue = trip + (way.chunks * count - 1) * beside.queue
     least = np.maximum(least, queue + beside.ending)
     if whole:
         least = np.maximum(least, largest(classes.stages, classes.busy, layers))

@@ -104,6 +104,31 @@ def test_no_partition_of_interleaved_stages_is_faster_than_the_bounds_or_what_is
     assert tight > 0.9 * proofs > 30
 
 
+def test_no_partition_of_interleaved_stages_is_faster_than_the_bounds_where_links_are_slow() -> None:
+    """There the queue of messages of the busiest link often takes longest; links differ a hundredfold."""
+    tried = close = 0
+    for seed in range(7000, 7000 + fewer(16, 400)):
+        rng = np.random.default_rng(seed)
+        lines, layers = random_pipelines(rng, Schedule.interleaved)
+        if lines.replicas:
+            continue
+        slower = 10 ** rng.uniform(0, 2, lines.hop.shape)
+        busy = None if lines.busy is None else lines.busy * slower
+        lines = replace(lines, hop=lines.hop * slower, busy=busy)
+        if lines.back is not None:
+            lines = replace(lines, back=replace(lines.back, hop=lines.back.hop * slower, busy=lines.back.busy * slower))
+        _, seconds = all_times(lines, layers)
+        fits = np.isfinite(seconds).any(axis=1)
+        if not fits.any():
+            continue
+        some, best = lines.take(np.nonzero(fits)[0]), seconds[fits].min(axis=1) * (1 + ROUNDING)
+        bounds = quick_bound(some, layers, bottleneck(some, layers))
+        assert (bounds <= best).all(), seed
+        tried, close = tried + len(some), close + int((bounds > 0.95 * best).sum())
+    assert tried > 200
+    assert close > 20
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("boxes", [0, 3, 10_000])
 def test_no_partition_is_faster_than_what_is_proved(boxes: int) -> None:
