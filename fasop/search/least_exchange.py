@@ -163,17 +163,19 @@ class LinkBounds:
         """What the plan takes beside its layers, by these kinds.
 
         Where nodes differ in GPUs, it is of a stage that lies in a node if there is room for it, and else of one whose
-        tensor groups lie on a node each.
+        tensor groups lie on a node each. So it is where stages share nodes of several kinds with other stages: the
+        slow ones may be those that a stage has to itself.
         """
         p, some = one.parallel, self.some(kinds)
-        gpus = np.array([kind.gpus for kind in kinds])
-        if len({*gpus.tolist()}) == 1:
+        gpus, width = np.array([kind.gpus for kind in kinds]), p.tensor_size * p.data
+        shared = len(kinds) > 1 and gpus[0] % width > 0 and width % gpus[0] > 0
+        if len({*gpus.tolist()}) == 1 and not shared:
             return self._of_one_kind(one, sum(kind.group.count for kind in kinds), int(gpus[0])).of(some)
         if one.reduces_by_node or p.context > 1 or any(kind.collectives is not None for kind in kinds):
             return Alone.nothing(one.blocks.layers, len(kinds))
         apart = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size).of(some)
         together = self._of_one_kind(one, 1, p.world_size).of(some)
-        return apart.or_less(together, gpus >= p.tensor_size * p.data)
+        return apart.or_less(together, gpus >= width)
 
     def _of_one_kind(self, one: Training, nodes: int, gpus: int) -> Alone:
         p = one.parallel

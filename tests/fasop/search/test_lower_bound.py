@@ -81,6 +81,22 @@ def test_no_plan_beats_the_bound_where_nodes_wait_for_slow_links(
     assert tight > tried / 2
 
 
+def test_no_plan_beats_the_bound_where_stages_share_nodes_of_several_kinds() -> None:
+    """Three replicas of two stages, on three nodes of two GPUs: where the node that both stages share has the quick
+    link, each slow one is a stage's own."""
+    training, kinds, choices = random_case(np.random.default_rng(526))
+    assert [(kind.gpus, kind.group.count) for kind in kinds] == [(2, 1), (2, 2)]
+    kinds = [
+        replace(kind, group=replace(kind.group, inter_gbit_per_s=rate))
+        for kind, rate in zip(kinds, (14.5, 3.7), strict=True)
+    ]
+    tried = 0
+    for sized, seconds in best_times(training, kinds, replace(choices, schedule=(Schedule.one_f_one_b,))) or ():
+        assert floor(sized, kinds) <= seconds * (1 + 1e-9)
+        tried += sized.parallel.data == 3 and np.isfinite(seconds)
+    assert tried > 2
+
+
 @pytest.mark.slow
 def test_the_best_group_of_a_cluster_is_found_among_quick_gpus_behind_slow_links() -> None:
     """Eight A10 in a node beside four nodes of an H100 each, at 1 Gbit/s."""
