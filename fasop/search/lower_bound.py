@@ -257,7 +257,7 @@ class LowerBounds:
         forward, backward = np.moveaxis(seconds[:, :2].min(axis=2), 2, 0)
         ends = forward + way.schedule.definition.input_share * backward
         one_way = times.min(axis=1).max(axis=1)
-        return _Beside(*np.array(self._on_links.of(plans, kinds)).T, *ends.T, one_way)
+        return _Beside(*np.array(self._on_links.of(plans, kinds)).T, *np.column_stack([ends, one_way]).T)
 
 
 def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
