@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import fields
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from conf.errors import ConfigError
@@ -69,6 +70,14 @@ class Model(keys.Model):
             divides("model.heads", self.heads, "model.hidden", self.hidden)
         if self.num_query_groups is not None:
             divides("model.num_query_groups", self.num_query_groups, "model.heads", self.heads)
+
+    def __hash__(self) -> int:
+        """Hash its fields once: a search asks what it knows of a model thousands of times."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, one.name) for one in fields(self)))
 
     @property
     def traits(self) -> Traits:
