@@ -38,7 +38,7 @@ LIMIT_S = 45.0
 SETS_S = 27.0
 """Seconds of these for all sets of nodes; where that is too little, the rest is for all nodes together."""
 FRONT_S = 90.0
-"""CPU seconds of a front. 80 sets of nodes take about 19; what comes last, plans with unequal shares,
+"""CPU seconds of a front. 80 sets of nodes take about 17; what comes last, plans with unequal shares,
 may be the fastest."""
 SHARES_S = 5.0
 """Seconds of a front that are, at least, for plans with unequal shares."""
