@@ -394,15 +394,15 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
 
 def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front) -> int:
     """Adds plans whose stages differ: first those near each plan of a front, which take the least time to find, and
-    then the fastest ones on all nodes, and on the nodes of each plan of a front; the fastest first. Returns on how many
-    sets of nodes any were looked at."""
+    then the fastest ones on the nodes of each plan of a front, the fastest first, and behind that one on all nodes.
+    Returns on how many sets of nodes any were looked at."""
     from fasop.search.by_stage.closing import QUICK
     from fasop.search.by_stage.look import explore_near, explore_stages
 
     tried, until = set[int](), time.process_time() + STAGES_S
     for explore_some in (explore_near, explore_stages):
         known = _on_sets(kept.plans, sets)
-        for number, plan in dict([*((0, plan) for _, plan in known[:1]), *known]).items():
+        for number, plan in dict([*known[:1], *((0, plan) for _, plan in known[:1]), *known]).items():
             if time.process_time() <= until:
                 best = Best(1, inputs.fault)
                 best.add([plan])

@@ -44,8 +44,9 @@ ONLY = (*OWN_ORDER[:2], 1.0)
 """The same where there is a single order."""
 LAST = 2.0
 """The same once bounds are closer and have led to a faster plan."""
-WIDE = 2_000_000
-"""Work, at most, once nothing else is left: near all that was fast."""
+WIDE, IN_VAIN = 2_000_000, 160_000
+"""Work, at most, once nothing else is left: near all that was fast. And the work that is tried without finding a faster
+plan, at least: of few stages that is more layouts than `Effort.patience`."""
 CLIMBED, MUCH = 1.01, 0.99
 """Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
 it, what is near that comes first."""
@@ -192,16 +193,17 @@ class _Search:
 
     def climb_wider(self) -> None:
         """Go on near all that was fast, a few layouts whenever its turn comes, until none of so many is faster than the
-        fastest plan."""
+        fastest plan, for so much work."""
         self._fast, tried, fastest = sorted([*self._fast, *self._done]), 0, self.closing.fastest
-        part = (self.work + WIDE) / max(self._effort.work, 1)
+        begun, part = self.work, (self.work + WIDE) / max(self._effort.work, 1)
         while self._fast and self._fast[0].rank <= CLIMBED * fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
             for place, one in self._next(begin):
                 self.search(place, one.partition)
-                tried = tried + 1 if self.closing.fastest == fastest else 0
-                fastest = self.closing.fastest
-                if tried == self._effort.patience:
+                tried += 1
+                if self.closing.fastest < fastest:
+                    tried, begun, fastest = 0, self.work, self.closing.fastest
+                if tried >= self._effort.patience and self.work >= begun + IN_VAIN:
                     return
                 if fastest < MUCH * begin.seconds:
                     break

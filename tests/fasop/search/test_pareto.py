@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import numpy as np
 import pytest
 
 from conf.compose import compose
+from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.errors import SearchError
 from fasop.search import run
 from fasop.search.arguments import Arguments, First, parse
-from fasop.search.by_stage import closing
+from fasop.search.by_stage import closing, look
 from fasop.search.front import COST, ENERGY, Front, kilowatts
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
@@ -165,6 +167,26 @@ def test_a_front_has_all_schedules_and_options_unless_told() -> None:
 
 
 @pytest.mark.slow
+def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is little time for them, which all nodes would take."""
+    looked_at = list[int]()
+
+    def explore(training: object, sets: Sequence[Sequence[NodeKind]], *_: object) -> None:
+        looked_at.append(gpus_of(sets[0]))
+
+    for name in ("explore_near", "explore_stages"):
+        monkeypatch.setattr(look, name, explore)
+    monkeypatch.setattr(run, "STAGES_S", math.inf)
+    inputs = few()
+    kept = Front(inputs.run, inputs.fault, COST)
+    sets = clusters(inputs.kinds)
+    kept.add(best_plans(replace(inputs, kinds=sets[1]), Arguments(top=1, leave_out=False, by_stage=False)).plans)
+    run._front_by_stage(inputs, sets, kept)
+    assert looked_at == 2 * [gpus_of(sets[1]), gpus_of(sets[0])]
+
+
 def test_a_search_by_stage_finds_what_the_quick_look_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where its work ends before it comes to that plan among all its layouts."""
     inputs = read(WORDS)
