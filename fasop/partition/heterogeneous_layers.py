@@ -117,12 +117,9 @@ def _seconds_of_messages(pipelines: Pipelines) -> Floats:
     return whole
 
 
-def cuts_elsewhere(
-    pipelines: Pipelines, partitions: Integers, seconds: Floats, slopes: Floats
-) -> tuple[Integers, Integers]:
+def cuts_elsewhere(pipelines: Pipelines, partitions: Integers, seconds: Floats) -> tuple[Integers, Integers]:
     """[partitions]: numbers of pipelines; and [parts, partitions]: theirs with one of the cuts somewhere else, and with
-    those that it passes. Only those that may take less than `seconds` by the `slopes`, as in `gains`, and by the passes
-    of each part.
+    those that it passes. Only those of which no part's passes take `seconds` alone.
 
     A cut goes by 1, 2, 4 layers and so on, and to where another kind begins or messages become longer or shorter.
     """
@@ -140,17 +137,9 @@ def cuts_elsewhere(
     whole = np.pad(moved, ((1, 1), (0, 0)))
     whole[-1] = order.layers
     both, part = both_of_parts(pipelines), np.arange(len(partitions))[:, np.newaxis]
-
-    def of_parts(layer: Floats) -> Floats:
-        of_first = of_first_layers(pipelines, layer)
-        whole_parts: Floats = of_first[whole[1:], part, owner] - of_first[whole[:-1], part, owner]
-        return whole_parts
-
-    longer = of_parts(slopes).sum(axis=0) - (slopes * pipelines.counted(partitions)).sum(axis=(0, 1))[owner]
-    shorter = np.maximum(0.0, order.extra[before] - order.extra[moved])
-    may = (shorter * _seconds_of_messages(pipelines)[:, owner]).sum(axis=0) > longer
-    may &= _fewest_passes(pipelines) * (both.fixed[:, owner] + of_parts(both.layer)).max(axis=0) < seconds[owner]
-    some = np.nonzero(may)[0]
+    of_first = of_first_layers(pipelines, both.layer)
+    passes = both.fixed[:, owner] + of_first[whole[1:], part, owner] - of_first[whole[:-1], part, owner]
+    some = np.nonzero(_fewest_passes(pipelines) * passes.max(axis=0) < seconds[owner])[0]
     return owner[some], np.diff(whole[:, some], axis=0)
 
 

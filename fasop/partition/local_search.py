@@ -128,7 +128,7 @@ def improved_by_cuts(
         active = active[worth(_reach(times, least, moves=2))[active]]
     while len(active):
         lines, here, before = pipelines.take(active), found[:, active], times[active]
-        owner, near = cuts_elsewhere(lines, here, before, lines.slopes(here, before))
+        owner, near = cuts_elsewhere(lines, here, before)
         if not len(owner):
             break
         own = lines.take(owner)

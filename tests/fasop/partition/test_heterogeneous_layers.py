@@ -241,15 +241,15 @@ def test_no_move_gains_more_than_is_expected_of_it() -> None:
 
 
 def test_no_cut_that_is_left_out_would_gain_elsewhere() -> None:
-    """With nothing hidden, as above."""
+    """With nothing hidden, as where layers move."""
     for rng, lines, layers in cases(fewer(24, 60)):
         plain = lines.unhidden(layers)
         table = all_partitions(layers, plain.parts_count)
         parts = table[:, rng.integers(0, table.shape[1], len(plain))]
         if len(parts) == 1:
             continue
-        slopes, before = plain.longest(parts)
-        owner, near = cuts_elsewhere(plain, parts, before, slopes)
+        before = plain.iteration(parts)
+        owner, near = cuts_elsewhere(plain, parts, before)
         known = {(number, *one) for number, one in zip(owner.tolist(), near.T.tolist(), strict=True)}
         assert (near >= 0).all()
         assert (near.sum(axis=0) == layers).all()
