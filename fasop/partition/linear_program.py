@@ -178,6 +178,8 @@ class MinimaxLP:
         inverse = self._inverse(active)
         values = inverse @ np.append(limits[active], self._total)
         least = float(self._prices @ values) - PRICE * self._total
+        if inverse[last, :last].min() >= -TIE:  # the basis is dual feasible without prices, too
+            least = float(values[last])
         return Solved(node=replace(node, active=active, inverse=inverse), amounts=values[:last], least=least)
 
     def _inverse(self, active: Integers) -> Floats:
