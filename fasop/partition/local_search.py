@@ -233,9 +233,9 @@ def _ranked(
     if pipelines.order is not None:
         gain = gains(pipelines, partitions, pipelines.slopes(partitions, seconds), pairs)
         in_time = passes_with_one_more(pipelines, partitions, pairs) < seconds[:, np.newaxis]
-        gain = np.where((partitions[source].T > 0) & in_time, gain, -1.0)
+        gain = np.where(partitions[source].T > 0, gain, -1.0)
         order = np.argsort(-gain, axis=1, kind="stable")
-        return order, np.take_along_axis(gain, order, axis=1) > 0
+        return order, np.take_along_axis((gain > 0) & in_time, order, axis=1)
     slopes = pipelines.slopes(partitions, seconds).T
     gain = slopes[:, source] - slopes[:, target]
     there, stages = target % pipelines.stages, pipelines.stages
