@@ -144,11 +144,13 @@ class _Search:
     def __init__(self, one: Paths, layers: int, begin: Integers, enough: float) -> None:
         self._one, self._asked = one, enough
         self.best, self.seconds = begin, one.seconds(begin)
+        self._unit = self.seconds or 1.0
+        """Seconds; tolerances of the linear program are parts of an iteration."""
         chunks, room = one.parts // len(one.capacity), np.minimum(one.capacity, layers)
         self._high = np.tile(room, chunks + 1 if chunks > 1 else 1)
         self._known = {begin[:, 0].tobytes()}
         self._inner, self._longest = begin[:, 0].astype(float), np.inf
-        """The division whose longest path is the shortest so far, and that path's seconds, with nothing hidden."""
+        """The division whose longest path is the shortest so far, and that path's units, with nothing hidden."""
         self._problem = MinimaxLP(layers, one.parts, _of_stages(one.parts, len(room)) if chunks > 1 else None)
         self._cut(_crowded(begin[:, 0]))
         self._cut(begin)
@@ -172,12 +174,12 @@ class _Search:
             for half in halves:
                 if half.least < self._enough:
                     heapq.heappush(boxes, (half.least, next(order), half))
-        return float(min([stuck, *(least for least, _, _ in boxes[:1])])), looked_at
+        return self._unit * float(min([stuck, *(least for least, _, _ in boxes[:1])])), looked_at
 
     @property
     def _enough(self) -> float:
-        """A box that cannot go below this is of no use."""
-        return min(self.seconds * (1 - EXACT), self._asked)
+        """A box that cannot go below so many units is of no use."""
+        return min(self.seconds * (1 - EXACT), self._asked) / self._unit
 
     def _whole_box(self) -> Solved:
         """Solve the box of all partitions."""
@@ -203,8 +205,8 @@ class _Search:
         return solved
 
     def _cut(self, partitions: Layers) -> float:
-        """At these; returns the seconds of the longest path of the first of them, with nothing hidden."""
-        slopes, constants = self._one.longest(partitions)
+        """At these; returns the units of the longest path of the first of them, with nothing hidden."""
+        slopes, constants = (part / self._unit for part in self._one.longest(partitions))
         self._problem.cut(slopes.T, constants)
         takes = (constants + partitions.T @ slopes).max(axis=1)
         shortest = int(np.argmin(takes))

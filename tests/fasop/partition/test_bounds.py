@@ -129,6 +129,35 @@ def test_no_partition_of_interleaved_stages_is_faster_than_the_bounds_where_link
     assert close > 20
 
 
+@pytest.mark.parametrize("seed", [7215, 7242, 7342, 7381, 7461])
+def test_no_partition_is_faster_than_what_is_proved_of_iterations_of_a_millisecond(seed: int) -> None:
+    lines, layers = random_pipelines(np.random.default_rng(seed), Schedule.interleaved)
+    short = _times(lines, 1e-5)
+    _, seconds = all_times(short, layers)
+    for number in np.nonzero(np.isfinite(seconds).any(axis=1))[0][:2]:
+        one, best = short.take(np.array([number])), seconds[number].min() * (1 + ROUNDING)
+        assert best < 0.01
+        assert proved(one, layers, bottleneck(one, layers), 300).bound <= best
+
+
+def _times(one: Pipelines, factor: float) -> Pipelines:
+    """The same pipelines, in which everything takes so many times as long."""
+
+    def longer(times: Linear) -> Linear:
+        return Linear(fixed=factor * times.fixed, layer=factor * times.layer)
+
+    hidden, back = one.hidden, one.back
+    return replace(
+        one,
+        **{name: longer(getattr(one, name)) for name in ("forward", "backward", "sums", "optimizer")},
+        hop=factor * one.hop,
+        busy=None if one.busy is None else factor * one.busy,
+        embedding=factor * one.embedding,
+        hidden=None if hidden is None else Hidden(time=longer(hidden.time), last=factor * hidden.last),
+        back=None if back is None else replace(back, hop=factor * back.hop, busy=factor * back.busy),
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("boxes", [0, 3, 10_000])
 def test_no_partition_is_faster_than_what_is_proved(boxes: int) -> None:
