@@ -121,6 +121,7 @@ def improved_by_cuts(
     """Do as `improved`, and then move single cuts further, for as long as one of the two gains.
 
     Where layers differ, so do messages: what a cut gains a few layers further need not be gained on the way.
+    Of equal ones the first wins, by the layers of its parts.
     """
     found, times = improved(pipelines, begin, worth, least)
     active = np.arange(len(pipelines) if pipelines.parts_count > 1 else 0)
@@ -133,7 +134,7 @@ def improved_by_cuts(
             break
         own = lines.take(owner)
         seconds = np.where(own.fits(near), own.iteration(near, before[owner]), np.inf)
-        first = np.lexsort((seconds, owner))
+        first = np.lexsort((*near[::-1], seconds, owner))
         best = first[np.unique(owner[first], return_index=True)[1]]
         best = best[seconds[best] < before[owner[best]]]
         active = active[owner[best]]

@@ -44,7 +44,7 @@ ONLY = (*OWN_ORDER[:2], 1.0)
 """The same where there is a single order."""
 LAST = 2.0
 """The same once bounds are closer and have led to a faster plan."""
-WIDE, IN_VAIN = 2_000_000, 160_000
+WIDE, IN_VAIN = 2_000_000, 250_000
 """Work, at most, once nothing else is left: near all that was fast. And the work that is tried without finding a faster
 plan, at least: of few stages that is more layouts than `Effort.patience`."""
 CLIMBED, MUCH = 1.01, 0.99
