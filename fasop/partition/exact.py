@@ -144,7 +144,7 @@ class _Search:
     def __init__(self, one: Paths, layers: int, begin: Integers, enough: float) -> None:
         self._one, self._asked = one, enough
         self.best, self.seconds = begin, one.seconds(begin)
-        self._unit = self.seconds or 1.0
+        self._unit = self.seconds if 0 < self.seconds < np.inf else 1.0
         """Seconds; tolerances of the linear program are parts of an iteration."""
         chunks, room = one.parts // len(one.capacity), np.minimum(one.capacity, layers)
         self._high = np.tile(room, chunks + 1 if chunks > 1 else 1)
@@ -205,8 +205,10 @@ class _Search:
         return solved
 
     def _cut(self, partitions: Layers) -> float:
-        """At these; returns the units of the longest path of the first of them, with nothing hidden."""
+        """At those that have paths; returns the units of the longest one of the first of them, with nothing hidden."""
         slopes, constants = (part / self._unit for part in self._one.longest(partitions))
+        if not len(constants):
+            return 0.0
         self._problem.cut(slopes.T, constants)
         takes = (constants + partitions.T @ slopes).max(axis=1)
         shortest = int(np.argmin(takes))

@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fasop.partition import bounds, local_search
+from fasop.costs.arrays import Floats, Integers
+from fasop.partition import bounds, exact, local_search
 from fasop.partition.bounds import quick_bound
 from fasop.partition.chains import with_one_more
 from fasop.partition.dominance import distinct, never_worse
-from fasop.partition.exact import EXACT, proved
+from fasop.partition.exact import EXACT, proved, proved_of_paths
 from fasop.partition.local_search import bottleneck, feasible
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
-from fasop.simulation.linear import Hidden, Linear
+from fasop.simulation.linear import Hidden, Layers, Linear
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
@@ -138,6 +139,38 @@ def test_no_partition_is_faster_than_what_is_proved_of_iterations_of_a_milliseco
         one, best = short.take(np.array([number])), seconds[number].min() * (1 + ROUNDING)
         assert best < 0.01
         assert proved(one, layers, bottleneck(one, layers), 300).bound <= best
+
+
+class _SomePaths(exact._PipelinePaths):
+    """None of single divisions, as of those where several paths are equally long; the `begin` does not fit."""
+
+    def __init__(self, one: Pipelines, layers: int, begin: Integers) -> None:
+        super().__init__(one, layers)
+        self._begin = begin
+
+    def longest(self, divisions: Layers) -> tuple[Floats, Floats]:
+        slopes, constants = super().longest(divisions)
+        some = slice(0, 0 if divisions.shape[1] == 1 else None)
+        return slopes[:, some], constants[some]
+
+    def seconds(self, partition: Integers) -> float:
+        return np.inf if (partition == self._begin).all() else super().seconds(partition)
+
+
+def test_a_proof_goes_on_where_a_division_has_no_path_and_its_first_partition_does_not_fit() -> None:
+    closed = 0
+    for seed in range(7000, 7012):
+        lines, layers = random_pipelines(np.random.default_rng(seed), Schedule.gpipe)
+        if lines.stages == 1:
+            continue
+        one = replace(lines, capacity=np.full_like(lines.capacity, layers)).take(np.array([0]))
+        table, (seconds,) = all_times(one, layers)
+        begin = table[:, [seconds.argmax()]]
+        proof = proved_of_paths(_SomePaths(one, layers, begin), layers, begin, 300)
+        best = seconds.min() * (1 + ROUNDING)
+        assert proof.bound <= best
+        closed += proof.seconds <= best and proof.bound > best * (1 - 1e-3)
+    assert closed > 6
 
 
 def _times(one: Pipelines, factor: float) -> Pipelines:
