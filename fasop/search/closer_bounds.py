@@ -25,6 +25,8 @@ from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 PROOFS = ((0, 2), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
+UNLIKE = ((0, 15),)
+"""The same where layers differ: such a proof looks at no boxes."""
 LITTLE, MUCH = 700, 2000
 """Work: one is about 0.01 CPU seconds."""
 SIZES = 10
@@ -138,8 +140,8 @@ def closer_least(
         elif not step:
             closer, looks = _by_whole_layers(what.group, bound, enough)
             work += looks
-        elif step <= len(PROOFS) and _quick(what):
-            boxes, taken = PROOFS[step - 1]
+        elif step <= len(proofs := PROOFS if what.group.pipelines.order is None else UNLIKE) and _quick(what):
+            boxes, taken = proofs[step - 1]
             work += taken
             begin = start(what.group.pipelines, what.group.layers, what.balanced)
             closer = max(bound, proved(what.group.pipelines, what.group.layers, begin, boxes, enough).bound)
