@@ -7,6 +7,7 @@ those that are best without shares, then moved one by one.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -162,12 +163,13 @@ def _busy_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
 
 
 def _equal_seconds(one: Training, kinds: Sequence[NodeKind]) -> float:
-    """Do as `least_seconds` of what replicas compute, if each takes as many micro-batches as every other one."""
+    """Do as `least_seconds` of what replicas compute, if each takes as many micro-batches as every other one, or the
+    slowest ones one more."""
     parallel = one.parallel
-    needed = parallel.global_batch_size / parallel.micro_batch_size / parallel.data
+    needed = math.ceil(parallel.global_batch_size / parallel.micro_batch_size / parallel.data)
     stages = parallel.pipeline
     return max(
-        work * (first / (1 - (1 - first / max(needed, 1)) ** stages) if first else needed / stages)
+        work * (first / (1 - (1 - first / needed) ** stages) if first else needed / stages)
         for _, work, first in _replicas(one, kinds)
     )
 

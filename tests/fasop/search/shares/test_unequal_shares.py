@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition
+from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds
+from fasop.search.plan import Plan
 from fasop.search.run import best_plans, front
 from fasop.search.search import Best, explore
 from fasop.search.shares.unequal_shares import ending_of, explore_shares, least_seconds
@@ -175,6 +179,36 @@ def test_a_search_finds_shares_and_launch_takes_them(tmp_path, monkeypatch):
 def _keys(text: str) -> dict[str, str]:
     pairs = (line.split(": ", 1) for line in text.splitlines() if line and not line.startswith("#"))
     return {key: value.strip('"') for key, value in pairs}
+
+
+class Below:
+    """Wants plans that take less than so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self.plans = seconds, list[Plan]()
+
+    def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
+        return np.asarray(bounds < self._seconds)
+
+    def within_reach(self, kinds: Sequence[NodeKind], seconds: float) -> bool:
+        return True
+
+    def add(self, plans: Sequence[Plan]) -> None:
+        self.plans += plans
+
+
+def test_shares_are_tried_though_equal_ones_leave_a_slow_replica_one_micro_batch_more() -> None:
+    """Of five micro-batches one of the two slow replicas gets two, if shares are as even as they can be."""
+    words = [word for word in SMALL if "layers" not in word and not word.startswith("parallel.")]
+    words += ["cluster.groups.a10.count=2", "model.layers=4", "parallel.global_batch_size=15"]
+    inputs = read([*words, "parallel.data=3", "parallel.pipeline=1", "parallel.micro_batch_size=3"])
+    every = Below(math.inf)
+    explore_shares(inputs.training, [inputs.kinds], inputs.choices, every, math.inf)
+    best = min(every.plans, key=lambda plan: plan.total)
+    assert best.parallel.shares == "3-1*2"
+    few = Below(1.001 * best.total)
+    explore_shares(inputs.training, [inputs.kinds], inputs.choices, few, math.inf)
+    assert best.total in [plan.total for plan in few.plans]
 
 
 def test_a_search_does_not_take_shares(tmp_path):
