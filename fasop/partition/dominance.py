@@ -134,11 +134,13 @@ def fingerprints(lines: Pipelines) -> list[tuple[bytes, ...]]:
 
 def _columns(lines: Pipelines) -> list[bytes]:
     """All numbers of each pipeline, but for its replicas'."""
-    parts = _stage_times(lines)
+    hidden = lines.hidden
+    parts = [*_stage_times(lines), *([] if hidden is None else filter(None, (hidden.time, hidden.behind)))]
     rows = [*(part.fixed for part in parts), *(part.layer for part in parts), lines.hop, lines.capacity]
+    for again in (part.again for part in parts if part.again is not None):
+        rows += [again.layer, again.most[np.newaxis]]
     rows += [] if lines.shares is None else [*lines.shares]
-    if lines.hidden is not None:
-        rows += [lines.hidden.time.fixed, lines.hidden.time.layer, lines.hidden.last]
+    rows += [] if hidden is None else [hidden.last]
     rows += [lines.busy] if lines.busy is not None else []
     rows += [lines.s_per_byte] if lines.s_per_byte is not None else []
     if (back := lines.back) is not None:

@@ -16,7 +16,7 @@ from fasop.partition.exact import EXACT, proved, proved_of_paths
 from fasop.partition.local_search import bottleneck, feasible
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
-from fasop.simulation.linear import Hidden, Layers, Linear
+from fasop.simulation.linear import Again, Hidden, Layers, Linear
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import Schedule
 from tests.support.cases import fewer
@@ -273,6 +273,19 @@ def test_twins_take_the_same_with_every_partition() -> None:
         _, seconds = all_times(lines.take(columns), layers)
         left = distinct(lines.take(columns))
         assert {row.tobytes() for row in seconds[left]} == {row.tobytes() for row in seconds}
+
+
+def test_pipelines_that_differ_in_what_is_computed_again_or_falls_behind_are_no_twins() -> None:
+    lines, _ = random_pipelines(np.random.default_rng(0))
+    lines, two = lines.take(np.array([0, 0])), np.array([1, 2])
+    again = Again(most=two, layer=np.ones_like(lines.backward.layer))
+    longer = replace(lines, backward=replace(lines.backward, again=again))
+    zero = np.zeros_like(lines.sums.fixed)
+    nothing = Linear(fixed=zero, layer=zero)
+    hidden = [Hidden(time=nothing, last=zero, behind=replace(nothing, layer=zero + some)) for some in (0, two)]
+    assert len(distinct(lines)) == 1
+    assert len(distinct(longer)) == 2
+    assert [len(distinct(replace(lines, hidden=some))) for some in hidden] == [1, 2]
 
 
 @pytest.mark.slow
