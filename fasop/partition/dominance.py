@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -122,14 +124,15 @@ def distinct(lines: Pipelines) -> Integers:
     return np.sort([*first.values()])
 
 
-def fingerprints(lines: Pipelines) -> list[tuple[bytes, ...]]:
-    """All that decides what each takes with any partition, if schedule, micro-batches and ways out of stages are the
-    same."""
+def fingerprints(lines: Pipelines) -> list[tuple[Hashable, ...]]:
+    """All that decides what each takes with any partition."""
     replicas: list[list[bytes]] = [[] for _ in range(len(lines))]
     for own in lines.replicas:
         for number, column in zip(own.of, _columns(own.lines), strict=True):
             replicas[number].append(bytes([own.lines.micro_batches == lines.micro_batches]) + column)
-    return [(column, *sorted(own)) for column, own in zip(_columns(lines), replicas, strict=True)]
+    ways_out = None if lines.one_way_out is None else lines.one_way_out.tobytes()
+    of_all = lines.schedule, lines.micro_batches, ways_out
+    return [(*of_all, column, *sorted(own)) for column, own in zip(_columns(lines), replicas, strict=True)]
 
 
 def _columns(lines: Pipelines) -> list[bytes]:

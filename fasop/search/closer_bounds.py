@@ -6,7 +6,7 @@ Work is counted, not timed, so that the same search says the same everywhere.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import count
 
 import numpy as np
@@ -21,7 +21,7 @@ from fasop.search.search import ShowProgress, no_progress
 from fasop.search.space.candidates import Candidates, Space
 from fasop.search.whole_chains import WholeChains
 from fasop.simulation.nodes import Nodes
-from megatron_ext.contract.parallel_config import Recompute, Schedule
+from megatron_ext.contract.parallel_config import Recompute
 
 PROOFS = ((0, 2), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
@@ -98,7 +98,7 @@ def closer_least(
     """Seconds below which no plan of these spaces is, at most `enough`, by so much work at most."""
     number, work = count(), 0
     heap: list[tuple[float, int, Space | _Size | Bounded, int]] = []
-    seen = set[tuple[Schedule, int, bytes, tuple[bytes, ...]]]()
+    seen = set[tuple[Hashable, ...]]()
     """Pipelines that were put on the heap: those on sets of nodes that differ in name alone are the same."""
 
     def put(bound: float, what: Space | _Size | Bounded, step: int = 0) -> None:
@@ -130,12 +130,9 @@ def closer_least(
             what.work = 0
             for group in what.space.built(what.number, nodes):
                 one = Bounded.of(group, bound)
-                lines = group.pipelines
-                ways_out = b"" if lines.one_way_out is None else lines.one_way_out.tobytes()
-                for column, numbers in enumerate(fingerprints(lines)):
-                    key = lines.schedule, lines.micro_batches, ways_out, numbers
-                    if one.proved[column] < enough and key not in seen:
-                        seen.add(key)
+                for column, numbers in enumerate(fingerprints(group.pipelines)):
+                    if one.proved[column] < enough and numbers not in seen:
+                        seen.add(numbers)
                         put(float(one.proved[column]), one.take(np.array([column])))
         elif not step:
             closer, looks = _by_whole_layers(what.group, bound, enough)
