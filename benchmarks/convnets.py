@@ -32,8 +32,7 @@ class Skipping(nn.Module):
         x = self.first(x)
         for layer in self.layers:
             x = x + layer(x)
-        scores: Tensor = self.head(torch.flatten(F.max_pool2d(x, 4), 1))
-        return scores
+        return self.head(torch.flatten(F.max_pool2d(x, 4), 1))
 
 
 def plain() -> nn.Sequential:

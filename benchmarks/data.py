@@ -133,8 +133,7 @@ def memory_mb(folder: Path) -> dict[str, int]:
 def lengths() -> NDArray[np.int32]:
     """Writes `DOCUMENTS` documents with `TOKENS` tokens, spread as those of the web are."""
     drawn = np.random.default_rng(0).lognormal(6.4, 1.0, DOCUMENTS)
-    sizes: NDArray[np.int32] = np.maximum(drawn * (TOKENS / drawn.sum()), 1).astype(np.int32)
-    return sizes
+    return np.maximum(drawn * (TOKENS / drawn.sum()), 1).astype(np.int32)
 
 
 def index_maps(sizes: NDArray[np.int32], sequence_length: int, epochs: int) -> dict[str, float]:

@@ -100,8 +100,7 @@ def one_round(run: RunDir, label: str, kind: str, victim: int) -> str:
 
 def newest(path: Path) -> Mapping[str, Any]:
     """The last line of a log."""
-    line: Mapping[str, Any] = json.loads(path.read_text().rpartition("\n")[0].splitlines()[-1])
-    return line
+    return json.loads(path.read_text().rpartition("\n")[0].splitlines()[-1])
 
 
 def main() -> None:

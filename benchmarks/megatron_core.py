@@ -69,7 +69,7 @@ class MegatronCore(Yardstick):
 
     def forward_backward(self, tokens: Tensor | None) -> list[Tensor]:
         model = self.plan.model
-        losses: list[Tensor] = self._run(
+        return self._run(
             forward_step_func=self._forward,
             data_iterator=iter([None] * self.plan.micro_batches[0] if tokens is None else tokens),
             model=self._model,
@@ -77,7 +77,6 @@ class MegatronCore(Yardstick):
             seq_length=model.sequence_length,
             micro_batch_size=self.plan.micro_batch_size,
         )
-        return losses
 
     def _forward(self, micro_batches: Iterator[Tensor | None], model: nn.Module) -> tuple[Tensor, object]:
         tokens = next(micro_batches)

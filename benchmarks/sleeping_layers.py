@@ -29,7 +29,7 @@ def sleeping(make: Callable[..., nn.Module], times: float = 1.0) -> Callable[...
         chunk: Any = make(*of)
         for layer in chunk.decoder.layers:
             layer.forward = partial(_then_sleeps, layer.forward, times)
-        return chunk  # type: ignore[no-any-return]
+        return chunk
 
     return made
 

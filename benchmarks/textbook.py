@@ -62,8 +62,7 @@ class LlamaBlock(nn.Module):
         attended = F.scaled_dot_product_attention(self._turn(q), self._turn(k), v, is_causal=True, enable_gqa=True)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(b, s, h))
         gate, up = self.mlp_in(self.mlp_norm(x)).chunk(2, -1)
-        y: torch.Tensor = x + self.mlp_out(F.silu(gate) * up)
-        return y
+        return x + self.mlp_out(F.silu(gate) * up)
 
     def _turn(self, x: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, -1)

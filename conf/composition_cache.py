@@ -80,8 +80,7 @@ def kept(words: Sequence[str], folders: Sequence[Path], make: Make) -> DictConfi
 def kept_values(words: Sequence[str], folders: Sequence[Path], make: Make) -> dict[str, Any]:
     """The same as plain values, with enumerations by name."""
     if (known := _known(_entry_of(words, folders))) is not None:
-        values: dict[str, Any] = known["values"]
-        return values
+        return known["values"]
     from omegaconf import OmegaConf
 
     made: Any = OmegaConf.to_container(kept(words, folders, make), enum_to_str=True)

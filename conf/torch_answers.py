@@ -55,8 +55,7 @@ def answer(module: str, request: Mapping[str, Any], digest: str) -> dict[str, An
     Answers without either are kept in the user's cache. They are found again as long as the code of the ranks, torch
     and transformers are the same, and the `digest` of what the request names.
     """
-    found: dict[str, Any] = json.loads(_answer(module, json.dumps(request, default=str, sort_keys=True), digest))
-    return found
+    return json.loads(_answer(module, json.dumps(request, default=str, sort_keys=True), digest))
 
 
 @lru_cache(maxsize=16)

@@ -121,5 +121,4 @@ def profile(case: Path, device: str, seconds: float | None) -> dict[str, Any]:
     with run_folder(case, device, {}) as path:
         request = (case / "request.json").read_text()
         python(["-m", "megatron_ext.profile", path, "0"], seconds, environment={PROFILE: request})
-        found: dict[str, Any] = json.loads(Plan.read(path).files.profile_rank(0).read_text())
-        return found
+        return json.loads(Plan.read(path).files.profile_rank(0).read_text())

@@ -160,8 +160,7 @@ class _Member(tarfile.TarInfo):
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
         if self.type in (*_DESCRIBING, tarfile.XGLTYPE) and not 0 <= self.size <= MOST_HEADER:
             raise tarfile.ReadError(f"a header in it has {self.size} bytes, more than {MOST_HEADER}")
-        found: tarfile.TarInfo = super()._proc_member(tar)  # type: ignore[misc]
-        return found
+        return super()._proc_member(tar)  # type: ignore[misc]
 
 
 _DESCRIBING = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)

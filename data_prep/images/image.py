@@ -190,8 +190,7 @@ def _resized(image: Image, height: int, width: int) -> Image:
     scale = min(image.height / height, image.width / width)
     left, top = (image.width - width * scale) / 2, (image.height - height * scale) / 2
     box = (left, top, left + width * scale, top + height * scale)
-    found: Image = image.resize((width, height), _pillow().Resampling.BILINEAR, box, reducing_gap=3.0)
-    return found
+    return image.resize((width, height), _pillow().Resampling.BILINEAR, box, reducing_gap=3.0)
 
 
 def _pillow() -> Any:

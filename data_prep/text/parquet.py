@@ -87,8 +87,7 @@ def _inner(column: Any, within: list[str]) -> Any:
 def _text(value: Any, number: int, column: str) -> bytes:
     if not value.is_valid:
         raise BadDocument(number, f"{column!r} has no text in this row; choose another column with --key")
-    content: bytes = value.as_buffer().to_pybytes()
-    return content
+    return value.as_buffer().to_pybytes()
 
 
 def _row(batch: RecordBatch, place: int) -> bytes:

@@ -119,7 +119,7 @@ class OwnFolder:
             raise DataPrepError(
                 f"{path}: has {list(found.shape)} of {found.dtype}, but must have [frames, features], numbers"
             )
-        return found  # type: ignore[no-any-return]
+        return found
 
 
 SIDE = 12

@@ -62,8 +62,7 @@ class Blocks:
         """[kinds, layers + 1]: how many of each kind are among so many first ones."""
         found = np.zeros((len(self.kinds), self.layers + 1), np.int64)
         found[np.array(self.sequence, np.int64), np.arange(1, self.layers + 1)] = 1
-        counted: Integers = np.cumsum(found, axis=1)
-        return counted
+        return np.cumsum(found, axis=1)
 
     def by_kind(self, partition: Sequence[int]) -> list[tuple[int, ...]]:
         """Count the layers of each kind in each part."""

@@ -28,8 +28,7 @@ def filling(schedule: Schedule) -> float:
 
 def in_flight(schedule: Schedule, stage: Number, stages: int, count: Any) -> Number:
     """Micro-batches that a stage of one chunk holds at once, at most."""
-    held: Number = np.minimum(count, schedule.definition.held(stage, stages))
-    return held
+    return np.minimum(count, schedule.definition.held(stage, stages))
 
 
 @lru_cache(maxsize=4096)
@@ -41,16 +40,14 @@ def chunks_in_flight(schedule: Schedule, stages: int, count: int, chunks: int) -
 
 def forward_left(schedule: Schedule, after: Number, count: Any) -> Number:
     """Forward passes that a rank still has when its first backward pass begins."""
-    left: Number = np.maximum(0, count - schedule.definition.ahead(after) - 1)
-    return left
+    return np.maximum(0, count - schedule.definition.ahead(after) - 1)
 
 
 def backward_left(schedule: Schedule, before: Number, count: Any) -> Number:
     """Backward passes that a rank has between its first one and its last gradient for the stage before."""
     one = schedule.definition
     owed = np.minimum(one.lag(before), count - 1) * (1 - one.input_share)
-    left: Number = np.maximum(0.0, count - 1 - owed)
-    return left
+    return np.maximum(0.0, count - 1 - owed)
 
 
 @dataclass(frozen=True, kw_only=True)

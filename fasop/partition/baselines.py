@@ -79,8 +79,7 @@ def _least_sum(fixed: Floats, layer: Floats, least: Integers, layers: int, micro
     times = fixed + partitions * layer
     cost = times.sum(axis=1) + (micro_batches - 1) * times.max(axis=1)
     cost[partitions.sum(axis=1) < layers] = np.inf
-    best: Integers = partitions[np.argmin(cost)].astype(np.int64)
-    return best
+    return partitions[np.argmin(cost)].astype(np.int64)
 
 
 def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
@@ -93,5 +92,4 @@ def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:
     every, together = np.arange(len(pipelines)), np.tile(np.arange(len(pipelines)), len(ways))
     partitions, lines = np.concatenate(ways, axis=1), pipelines.take(together)
     seconds = np.where(lines.fits(partitions), lines.iteration(partitions), np.inf).reshape(len(ways), -1)
-    best: Integers = np.stack(ways)[np.argmin(seconds, axis=0), :, every].T
-    return best
+    return np.stack(ways)[np.argmin(seconds, axis=0), :, every].T

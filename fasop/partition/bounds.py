@@ -32,8 +32,7 @@ TINY = 1e-30
 def _freed(pipelines: Pipelines) -> Floats:
     """[pipelines]: what follows at least on any stage's last backward pass."""
     sums = pipelines.least_exposed
-    freed: Floats = sums.min(axis=0) if pipelines.schedule.definition.splits_backward else sums[0] + pipelines.embedding
-    return freed
+    return sums.min(axis=0) if pipelines.schedule.definition.splits_backward else sums[0] + pipelines.embedding
 
 
 def quick_bound(pipelines: Pipelines, layers: int, balanced: Integers, worth: Worth | None = None) -> Floats:
@@ -86,8 +85,7 @@ def _bound(
 
 def _whole_trip(chains: Chains) -> Floats:
     """[pipelines]: what the first micro-batch's trip takes beside its layers."""
-    fixed: Floats = chains.hops + chains.trip.fixed.sum(axis=0)
-    return fixed
+    return chains.hops + chains.trip.fixed.sum(axis=0)
 
 
 def _queue_bound(pipelines: Pipelines, chains: Chains, layers: int | Floats) -> Floats:
@@ -183,8 +181,7 @@ def _trip_from(amount: Floats, chains: Chains, units: Floats) -> Floats:
 def _summing_bound(pipelines: Pipelines, layers: int) -> Floats:
     """[pipelines]: the largest stage's optimizer step, passes and sums, which is least where those are balanced."""
     whole = never_less_until_summed(pipelines, layers)
-    least: Floats = whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
-    return least
+    return whole.of(least_largest(whole, pipelines.capacity, layers)).max(axis=0)
 
 
 def _back_bound(pipelines: Pipelines, layers: int) -> Floats:
@@ -204,8 +201,7 @@ def _back_bound(pipelines: Pipelines, layers: int) -> Floats:
         fixed=step.fixed + pipelines.micro_batches * both.fixed + after,
         layer=step.layer + pipelines.micro_batches * both.layer,
     )
-    least: Floats = path.of(least_largest(path, pipelines.capacity, layers)).max(axis=0)
-    return least
+    return path.of(least_largest(path, pipelines.capacity, layers)).max(axis=0)
 
 
 def never_less_until_summed(pipelines: Pipelines, layers: int) -> Linear:
@@ -236,8 +232,7 @@ def _trip_bound(chains: Chains, capacity: Integers, layers: int) -> Floats:
         trips, capacities = np.tile(trip, (chunks, 1)), np.tile(capacity, (chunks, 1))
         longest = np.maximum(longest, mean_of(trips, parts, layers))
         longest = np.maximum(longest, whole_of(trips, chains.turn, capacities, layers))
-    least: Floats = _whole_trip(chains) + longest
-    return least
+    return _whole_trip(chains) + longest
 
 
 def whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Floats:
@@ -283,8 +278,7 @@ def mean_of(trip: Floats, left: Linear, layers: int | Floats) -> Floats:
     weights = np.maximum(0.0, level(trip, left.layer) - trip) / np.maximum(left.layer, TINY)
     weights /= np.maximum(weights.sum(axis=0), TINY)
     lowest = (trip + weights * left.layer).min(axis=0)
-    least: Floats = layers * lowest + (weights * left.fixed).sum(axis=0)
-    return least
+    return layers * lowest + (weights * left.fixed).sum(axis=0)
 
 
 def level(trip: Floats, left: Floats) -> Floats:
@@ -294,8 +288,7 @@ def level(trip: Floats, left: Floats) -> Floats:
     cheapest = np.argsort(trip, axis=0, kind="stable")
     share = 1 / np.maximum(np.take_along_axis(left, cheapest, axis=0), TINY)
     paid = np.cumsum(share * np.take_along_axis(trip, cheapest, axis=0), axis=0)
-    least: Floats = ((1 + paid) / np.cumsum(share, axis=0)).min(axis=0)
-    return least
+    return ((1 + paid) / np.cumsum(share, axis=0)).min(axis=0)
 
 
 def _mean_bound(chains: Chains, hop: Floats, layers: int | Floats) -> Floats:
@@ -314,5 +307,4 @@ def _mean_bound(chains: Chains, hop: Floats, layers: int | Floats) -> Floats:
     weights /= later
     beyond = np.cumsum(weights[::-1], axis=0)[::-1] - weights
     constant = (weights * own.fixed + beyond * (way.fixed + 2 * hop)).sum(axis=0)
-    least: Floats = constant + layers * (weights * own.layer + beyond * way.layer).min(axis=0)
-    return least
+    return constant + layers * (weights * own.layer + beyond * way.layer).min(axis=0)

@@ -61,8 +61,7 @@ class Classes:
 
 def suffix_min(times: Floats) -> Floats:
     """[plans, kinds, …]: of each kind the least of its own and all slower ones' times."""
-    least: Floats = np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
-    return least
+    return np.minimum.accumulate(times[:, ::-1], axis=1)[:, ::-1]
 
 
 def in_parts(stages: Integers | Floats, trip: Floats, left: Floats, layers: int | Floats) -> Floats:
@@ -80,8 +79,7 @@ def in_parts(stages: Integers | Floats, trip: Floats, left: Floats, layers: int 
         following = np.take_along_axis(room, np.minimum(below + 1, room.shape[2] - 1), axis=2)[..., 0]
         share = share + (stages - below[..., 0]) * (following - share)
     prices = (1 + np.cumsum(share * trip, axis=1)) / np.maximum(np.cumsum(share, axis=1), TINY)
-    least: Floats = layers * prices.min(axis=1)
-    return least
+    return layers * prices.min(axis=1)
 
 
 def in_whole(
@@ -108,8 +106,7 @@ def in_whole(
         with_head = row == last[:, number] - 1
         costs = Linear(fixed=np.where(with_head.T, beside, fixed), layer=np.where(with_head.T, of_layer, layer))
         found.append(np.where(stages[:, number] > 0, whole_of(trips, costs, room, layers), np.inf))
-    least: Floats = np.min(found, axis=0)
-    return least
+    return np.min(found, axis=0)
 
 
 def largest(stages: Integers | Floats, seconds: Floats, layers: int) -> Floats:
@@ -119,8 +116,7 @@ def largest(stages: Integers | Floats, seconds: Floats, layers: int) -> Floats:
     order = np.argsort(each, axis=1, kind="stable")
     held = np.cumsum(np.take_along_axis(np.repeat(stages, layers, axis=1), order, axis=1), axis=1)
     enough = np.argmax(held >= layers, axis=1)
-    least: Floats = each[np.arange(number), order[np.arange(number), enough]]
-    return least
+    return each[np.arange(number), order[np.arange(number), enough]]
 
 
 def reach(classes: Classes, micro_batches: Integers) -> Floats:
@@ -133,5 +129,4 @@ def reach(classes: Classes, micro_batches: Integers) -> Floats:
     """
     share = 1 - 1 / micro_batches[:, np.newaxis]
     last = np.cumsum(classes.stages, axis=1)
-    layers: Floats = ((share ** (last - classes.stages) - share**last) / classes.trip).sum(axis=1)
-    return layers
+    return ((share ** (last - classes.stages) - share**last) / classes.trip).sum(axis=1)

@@ -65,8 +65,7 @@ def _all_of(one: Pipelines, layers: int) -> Floats:
     assert one.shares is not None
     if one.order is None:
         return one.shares * layers
-    whole: Floats = np.einsum("mkpc,k->mpc", one.shares, one.order.counts[:, -1])
-    return whole
+    return np.einsum("mkpc,k->mpc", one.shares, one.order.counts[:, -1])
 
 
 def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
@@ -88,8 +87,7 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
             enough &= (hidden <= longer + ROUNDING * other.backward.of(held)).all(axis=0)
         return enough
     amount = np.arange(layers + 1).reshape(-1, 1, 1)
-    left: NDArray[np.bool_] = np.all(one.exposed(amount) <= other.exposed(amount), axis=(0, 1))
-    return left
+    return np.all(one.exposed(amount) <= other.exposed(amount), axis=(0, 1))
 
 
 def _halved(one: Pipelines) -> bool:

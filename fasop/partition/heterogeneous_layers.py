@@ -113,8 +113,7 @@ def _seconds_of_messages(pipelines: Pipelines) -> Floats:
     rate, chunks = pipelines.s_per_byte, pipelines.parts_count // pipelines.stages
     if pipelines.back is not None and pipelines.back.s_per_byte is not None:
         rate = (rate + pipelines.back.s_per_byte) / 2
-    whole: Floats = 2 * pipelines.micro_batches * chunks * np.tile(rate, (chunks, 1))[:-1]
-    return whole
+    return 2 * pipelines.micro_batches * chunks * np.tile(rate, (chunks, 1))[:-1]
 
 
 def cuts_elsewhere(pipelines: Pipelines, partitions: Integers, seconds: Floats) -> tuple[Integers, Integers]:
@@ -193,8 +192,7 @@ def both_of_parts(pipelines: Pipelines) -> Linear:
 def of_first_layers(pipelines: Pipelines, layer: Floats) -> Floats:
     """[layers + 1, parts, pipelines], of [kinds, parts, pipelines]."""
     assert pipelines.order is not None
-    whole: Floats = np.tensordot(pipelines.order.counts.T.astype(float), layer, axes=1)
-    return whole
+    return np.tensordot(pipelines.order.counts.T.astype(float), layer, axes=1)
 
 
 def memory_taken(pipelines: Pipelines) -> Floats:
@@ -227,8 +225,7 @@ def _level(both: Linear, pipelines: Pipelines) -> Floats:
     order = np.argsort(both.fixed, axis=0)
     fixed = np.take_along_axis(both.fixed, order, axis=0)
     layer = np.clip(np.take_along_axis(units.least(both.layer), order, axis=0), TINY, 1 / TINY)
-    least: Floats = ((units.whole + np.cumsum(fixed / layer, axis=0)) / np.cumsum(1 / layer, axis=0)).min(axis=0)
-    return least
+    return ((units.whole + np.cumsum(fixed / layer, axis=0)) / np.cumsum(1 / layer, axis=0)).min(axis=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,5 +76,4 @@ def amp_of_heterogeneous_layers(pipelines: Pipelines, balanced: Integers) -> Int
 def _cost(pipelines: Pipelines, partitions: Integers) -> Floats:
     """[pipelines]: seconds of all parts and, for every micro-batch after the first, of the largest one."""
     parts = both_of_parts(pipelines).of(pipelines.counted(partitions))
-    cost: Floats = parts.sum(axis=0) + (pipelines.micro_batches - 1) * parts.max(axis=0)
-    return cost
+    return parts.sum(axis=0) + (pipelines.micro_batches - 1) * parts.max(axis=0)

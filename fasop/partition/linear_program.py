@@ -185,8 +185,7 @@ class MinimaxLP:
     def _inverse(self, active: Integers) -> Floats:
         """Gives amounts and T of what the active rows are; its last row is what T gains with each of them."""
         square = np.concatenate([self._rows[active], np.pad(np.ones((1, self._amounts)), ((0, 0), (0, 1)))])
-        inverse: Floats = np.linalg.inv(square)
-        return inverse
+        return np.linalg.inv(square)
 
 
 def _prices(amounts: int) -> Floats:

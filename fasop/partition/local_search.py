@@ -101,8 +101,7 @@ def _below_level(costs: Linear, capacity: Integers, layers: int) -> Integers:
 
 def largest_stage(pipelines: Pipelines, partitions: Integers) -> Floats:
     """[pipelines]: seconds of the largest stage's forward and backward pass."""
-    slowest: Floats = both_passes(pipelines).of(pipelines.held(partitions)).max(axis=0)
-    return slowest
+    return both_passes(pipelines).of(pipelines.held(partitions)).max(axis=0)
 
 
 def shortest(
@@ -164,8 +163,7 @@ def _between_bars(bars: Integers, layers: int) -> Integers:
     """[parts, partitions]: of layers in a row, those between the bars whose places are given."""
     first = np.full((len(bars), 1), -1)
     last = np.full((len(bars), 1), layers + bars.shape[1])
-    counts: Integers = (np.diff(np.hstack([first, bars, last])) - 1).T
-    return counts
+    return (np.diff(np.hstack([first, bars, last])) - 1).T
 
 
 def improved(
@@ -210,8 +208,7 @@ def improved(
 
 def _reach(times: Floats, least: Floats | float, moves: int) -> Floats:
     """[pipelines]: the seconds that they may still reach after so many moves."""
-    reach: Floats = least + REACH[min(moves, len(REACH) - 1)] * (times - least)
-    return reach
+    return least + REACH[min(moves, len(REACH) - 1)] * (times - least)
 
 
 def _growing(first: int, whole: int) -> list[slice]:

@@ -135,8 +135,7 @@ class Front:
 
     def _cheapest_within(self, seconds: Floats) -> Floats:
         """The least expense of an iteration that a plan on the front has and that takes no longer; infinite if none."""
-        cheapest: Floats = self._costs[np.searchsorted(self._times, seconds, side="right")]
-        return cheapest
+        return self._costs[np.searchsorted(self._times, seconds, side="right")]
 
     def add(self, plans: Sequence[Plan]) -> None:
         able = [plan for plan in plans if self._fault(plan) is None]

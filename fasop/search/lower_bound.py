@@ -234,8 +234,7 @@ class LowerBounds:
         after = np.arange(1.0, plans[0].blocks.layers + 1) - first[:, np.newaxis, np.newaxis]
         hidden = filling(way.schedule) * backward[..., np.newaxis] * after
         left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
-        exposed: Floats = np.minimum(whole, np.maximum(whole - hidden, left)) + handed
-        return exposed
+        return np.minimum(whole, np.maximum(whole - hidden, left)) + handed
 
     def _of_kinds(self, one: Training, recompute: Recompute, some: Sequence[int]) -> _Times:
         """Kinds that are not asked for may have no costs for this tensor size."""
@@ -333,8 +332,7 @@ def _of_mixed_replicas(
     """
     bounds = [_least(two, beside, count, way, units, whole=whole) for two in classes.in_twos]
     of_mean = replace(classes, stages=classes.shares)
-    found: Floats = np.max([*bounds, _least(of_mean, beside, count, way, units, whole=False)], axis=0)
-    return found
+    return np.max([*bounds, _least(of_mean, beside, count, way, units, whole=False)], axis=0)
 
 
 @lru_cache(maxsize=4096)

@@ -215,8 +215,7 @@ class Units:
     def fixed(self) -> Floats:
         """[kinds, units]: of the trip beside layers, and messages within a unit, there and back."""
         kinds, _, units = self.hop.shape
-        found: Floats = (self.trip.fixed + self.within).reshape(kinds, units, -1).sum(axis=2)
-        return found
+        return (self.trip.fixed + self.within).reshape(kinds, units, -1).sum(axis=2)
 
     def priced(self, layers: int, enough: float) -> tuple[Floats, Floats, Floats, Floats]:
         """[amounts, prices]: amounts and all layers' prices; [kinds, amounts, 1]: `start`; [kinds, kinds, units, 1, 1]:

@@ -143,5 +143,4 @@ def _rounded(wanted: Floats, layers: int) -> Integers:
     whole = np.floor(wanted + 1e-9).astype(np.int64)
     left = layers - whole.sum(axis=0)
     rank = np.argsort(np.argsort(whole - wanted, axis=0, kind="stable"), axis=0)
-    nearest: Integers = whole + (rank < left)
-    return nearest
+    return whole + (rank < left)

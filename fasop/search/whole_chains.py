@@ -194,8 +194,7 @@ def _some(values: Floats, most: int) -> Floats:
     """Choose so many values of all in order, with the first."""
     if len(values) <= most:
         return values
-    chosen: Floats = values[np.linspace(0, len(values), most, endpoint=False).astype(int)]
-    return chosen
+    return values[np.linspace(0, len(values), most, endpoint=False).astype(int)]
 
 
 def _raised(trip: Floats, number: int, axis: int) -> Floats:

@@ -55,8 +55,7 @@ class Linear:
     def of(self, layers: Layers) -> Floats:
         if self.again is not None:
             count = layers if self.layer.ndim == self.fixed.ndim else layers.sum(axis=0)
-            more: Floats = replace(self, again=None).of(layers) + np.minimum(count, self.again.most) * self.again.layer
-            return more
+            return replace(self, again=None).of(layers) + np.minimum(count, self.again.most) * self.again.layer
         if self.layer.ndim == self.fixed.ndim:
             return self.fixed + layers * self.layer
         whole: Floats = self.fixed + layers[0] * self.layer[0]
@@ -150,13 +149,11 @@ class LayerOrder:
         """[kinds, parts, partitions], of partitions [parts, partitions]."""
         behind = self.counts[:, np.cumsum(partitions, axis=0)]
         behind[:, 1:] -= behind[:, :-1].copy()
-        found: Integers = behind
-        return found
+        return behind
 
     def extra_of_stages(self, partitions: Integers, stages: int) -> Floats:
         """[stages, partitions]: bytes by which the messages that leave a stage are longer. Of several chunks' messages
         the longest one counts."""
         extra = self.extra[np.cumsum(partitions, axis=0)]
         extra[-1] = 0  # nothing leaves the end of the model
-        longest: Floats = extra.reshape(-1, stages, partitions.shape[1]).max(axis=0)
-        return longest
+        return extra.reshape(-1, stages, partitions.shape[1]).max(axis=0)

@@ -41,8 +41,7 @@ def times_on(kind: NodeKind, training: Training) -> LayerTimes:
     key = (*_SIZES(training.parallel), training.precision, training.kept_values, *map(id, parts))
     if key not in kind.known_times:
         kind.known_times[key] = (_times_on(kind, training), parts)  # while it has these, no others have their ids
-    found: LayerTimes = kind.known_times[key][0]
-    return found
+    return kind.known_times[key][0]
 
 
 def _times_on(kind: NodeKind, training: Training) -> LayerTimes:

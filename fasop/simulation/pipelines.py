@@ -131,8 +131,7 @@ class Pipelines:
     def _of_stages(self, counted: Layers) -> Layers:
         if self.parts_count == self.stages:
             return counted
-        held: Layers = counted.reshape(*counted.shape[:-2], -1, self.stages, counted.shape[-1]).sum(axis=-3)
-        return held
+        return counted.reshape(*counted.shape[:-2], -1, self.stages, counted.shape[-1]).sum(axis=-3)
 
     def fits(self, layers: Integers) -> NDArray[np.bool_]:
         """[pipelines]: whether every stage has the memory for its layers."""
@@ -148,8 +147,7 @@ class Pipelines:
 
     def _taken(self, shares: Floats, layers: Layers) -> Floats:
         """[moments, stages, pipelines]: the part of each stage's memory that its chunks take."""
-        taken: Floats = (shares * layers).reshape(len(shares), -1, self.stages, len(self)).sum(axis=1)
-        return taken
+        return (shares * layers).reshape(len(shares), -1, self.stages, len(self)).sum(axis=1)
 
     def loaded(self, layers: Layers) -> PartitionedPipelines:
         """With a partition each, [parts, pipelines]."""

@@ -172,5 +172,4 @@ def runs_dir(args: Arguments) -> Path:
             f"calibrate={args.calibrate} calibration={args.calibration}: a calibration is made from uncalibrated "
             f"predictions; give only one of the two"
         )
-    folder: Path = given.get("runs_dir", usual_runs_dir())
-    return folder
+    return given.get("runs_dir", usual_runs_dir())

@@ -93,8 +93,7 @@ class Meta:
             check_object(ModelConfig, content, "model", whole=True)
         except PlanFault as error:
             raise EngineError(f"meta.json of a model that this engine does not know: {error}") from error
-        config: ModelConfig = build(ModelConfig, content)
-        return config
+        return build(ModelConfig, content)
 
     def as_json(self) -> str:
         """meta.json, once the parts are written."""

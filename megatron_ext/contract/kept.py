@@ -99,8 +99,7 @@ class Keeper:
 
     def held(self) -> List[Dict[str, Any]]:
         """The checkpoints of which it has parts: start, iteration, meta, and the digests of the parts."""
-        found: List[Dict[str, Any]] = self._ask({"do": "list"})
-        return found
+        return self._ask({"do": "list"})
 
     def put(self, at: At, part: str, digest: str, content: Sequence[Any], keep: Optional[At]) -> int:
         """Gives it a part, in pieces, and has it forget all checkpoints but this one and `keep`; returns the bytes that

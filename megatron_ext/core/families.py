@@ -80,8 +80,7 @@ class _Gather(torch.autograd.Function):
 
 def gathered(own: Tensor, group: Any) -> Tensor:
     """Keys and values [own tokens, batch, heads, widths] of each rank -> [all tokens, batch, heads, widths]."""
-    whole: Tensor = _Gather.apply(own, group)  # type: ignore[no-untyped-call]
-    return whole
+    return _Gather.apply(own, group)  # type: ignore[no-untyped-call]
 
 
 @lru_cache(maxsize=8)
@@ -226,8 +225,7 @@ class CoreFamily:
             options["rotary_base"] = model.rotary_base
             if model.rope_scaling_factor is not None:
                 options.update(rope_scaling=True, rope_scaling_factor=model.rope_scaling_factor)
-        chunk: nn.Module = GPTModel(config, layers(library, config, count), **options)
-        return chunk
+        return GPTModel(config, layers(library, config, count), **options)
 
     def forward(self, chunk: nn.Module, inputs: Mapping[str, Tensor], positions: Tensor, **options: Any) -> Any:
         """What leaves a chunk: of the last one, what `named` takes. `inputs` are those of a micro-batch that this rank
@@ -252,8 +250,7 @@ class _Bert(CoreFamily):
         bert_lm_head.LNImpl = norm_of(config)  # which takes sequence parallelism
         binary = self._plan.model.bert_binary_head
         spec = stack(config, deepcopy(bert_layer_local_spec), count)
-        chunk: nn.Module = Model(config, 2 if binary else 0, spec, add_binary_head=binary, **options)
-        return chunk
+        return Model(config, 2 if binary else 0, spec, add_binary_head=binary, **options)
 
     def forward(self, chunk: nn.Module, inputs: Mapping[str, Tensor], positions: Tensor, **options: Any) -> Any:
         return chunk(inputs.get("text"), inputs["padding_mask"], inputs.get("types"), **options)
@@ -271,14 +268,13 @@ class _T5(CoreFamily):
         encoder, decoder = self._plan.model.stacks()
         own = copy(config)
         own.num_layers = encoder.layers
-        chunk: nn.Module = T5Model(
+        return T5Model(
             config,
             own,
             stack(own, t5_spec.encoder_model_with_local_spec(), encoder.layers),
             stack(config, t5_spec.decoder_model_with_local_spec(), decoder.layers),
             **options,
         )
-        return chunk
 
     def forward(self, chunk: nn.Module, inputs: Mapping[str, Tensor], positions: Tensor, **options: Any) -> Any:
         padding = (inputs["enc_mask"] == 0)[:, None, None]

@@ -102,8 +102,7 @@ class ModelParts:
         if entered is not None:
             self._chunks[stage].set_input_tensor(entered)
         inputs = {} if tokens is None else {"tokens": tokens}
-        left: Tensor = self._family.forward(self._replicas[stage], inputs, self._positions, **self._options)
-        return left
+        return self._family.forward(self._replicas[stage], inputs, self._positions, **self._options)
 
     def are_weights(self, address: int) -> bool:
         """Whether a storage at this address is one of the weights'."""

@@ -35,8 +35,7 @@ class BlendMaps(NamedTuple):
 def normalized(weights: Sequence[float]) -> List[float]:
     """Weights that sum to 1, rounded as Megatron's are."""
     given = np.array(weights, np.float64)
-    shares: List[float] = (given / np.sum(given)).tolist()
-    return shares
+    return (given / np.sum(given)).tolist()
 
 
 def samples_of(share: float, samples: int) -> int:

@@ -113,8 +113,7 @@ class PairSamples(Samples):
         tokens = data[pair]
         what = partial("{}: sentence {}".format, data.bin, pair)
         check_token_ids(tokens, self._vocab_size, what, f"model.vocab_size={self._vocab_size}", "set that of the data")
-        found: List[int] = tokens.tolist()
-        return found
+        return tokens.tolist()
 
 
 def padded(values: List[int], length: int) -> List[NDArray[np.int64]]:

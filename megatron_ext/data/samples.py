@@ -37,8 +37,7 @@ class Position(NamedTuple):
         replicas have the same ones, however they share them.
         """
         first = self.consumed(iteration - 1, global_batch_size)
-        samples: NDArray[np.int64] = first + numbers[:, None] * micro_batch_size + np.arange(micro_batch_size)
-        return samples
+        return first + numbers[:, None] * micro_batch_size + np.arange(micro_batch_size)
 
 
 BEGINNING = Position()

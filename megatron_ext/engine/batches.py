@@ -72,8 +72,7 @@ class BatchAssignment:
     def own(self, iteration: int) -> NDArray[np.int64]:
         """[micro-batches, size]: the numbers of this replica's samples."""
         begins = self.consumed(iteration - 1) + np.array(firsts(self.division))
-        samples: NDArray[np.int64] = begins[self.taken][:, None] + np.arange(self.size)
-        return samples
+        return begins[self.taken][:, None] + np.arange(self.size)
 
     def keys(self, count: int) -> Sequence[int]:
         """The numbers that actions give this replica's first micro-batches of an iteration."""

@@ -167,9 +167,7 @@ class _Library:
         self._tokenizer.encode_special_tokens = True  # what looks like one in a text is text
 
     def encode(self, text: str) -> List[int]:
-        ids: List[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: List[int]) -> str:
-        text: str = self._tokenizer.decode(ids)
-        return text
+        return self._tokenizer.decode(ids)

@@ -177,8 +177,7 @@ class Kinds(OwnPasses):
     def _through(self, stage: Optional[Stage], taken: Tensors) -> Tensors:
         if stage is None:
             return {"loss": self._task.loss(taken, self._micro, TensorGroup())}
-        left: Tensors = stage({**taken, **{name: self._micro.inputs[name] for name in stage.inputs}})
-        return left
+        return stage({**taken, **{name: self._micro.inputs[name] for name in stage.inputs}})
 
     def _pass(self) -> None:
         marks = self._marks

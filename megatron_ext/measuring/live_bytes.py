@@ -128,8 +128,7 @@ def _attention(
     grouped = query.shape[1] != key.shape[1]
     if not grouped and width % multiple == 0 and value.shape[-1] % multiple == 0:
         return _efficient(query, key, value, attn_mask, dropout_p, is_causal)
-    found: Tensor = _USUAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    return found
+    return _USUAL(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, dropout: float, causal: bool) -> Tensor:
@@ -150,5 +149,4 @@ def _efficient(
             mask = F.pad(mask, (0, lacking))[..., : key.shape[-2]]
         mask = mask.expand(*query.shape[:-1], key.shape[-2])
     found = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, mask, True, dropout, causal)
-    out: Tensor = found[0]
-    return out
+    return found[0]

@@ -91,9 +91,9 @@ def _stack_bytes() -> int:
 def new_group(ranks: Sequence[int], timeout: Optional[timedelta] = None) -> dist.ProcessGroup:
     """A group of some of the ranks that met; all of them call it."""
     if dist.is_initialized() and dist.get_backend() == "nccl":
-        return dist.new_group(list(ranks), timeout=timeout, pg_options=_options(timeout))  # type: ignore[no-any-return]
+        return dist.new_group(list(ranks), timeout=timeout, pg_options=_options(timeout))
     require_room_for_threads()
-    return dist.new_group(list(ranks), timeout=timeout)  # type: ignore[no-any-return]
+    return dist.new_group(list(ranks), timeout=timeout)
 
 
 def _options(timeout: Optional[timedelta]) -> Any:

@@ -48,10 +48,9 @@ def vocab_losses(
     if tensor.size == 1 and logits.numel() <= PART:
         few = logits[..., :classes].float().flatten(0, 1)
         return F.cross_entropy(few, labels.flatten(), reduction="none", label_smoothing=smoothing)
-    losses: Tensor = _VocabCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    return _VocabCrossEntropy.apply(  # type: ignore[no-untyped-call]
         logits.flatten(0, 1), labels.flatten() - first, classes, tensor, smoothing, vocab_size
     )
-    return losses
 
 
 def vocab_hits(logits: Tensor, labels: Tensor, vocab_size: int, tensor: TensorGroup) -> Tensor:

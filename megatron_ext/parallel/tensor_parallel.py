@@ -117,7 +117,7 @@ class TensorGroup(NamedTuple):
         """
         if not self.sequence_parallel or self.size == 1:
             return x
-        return _Part.apply(x, self.size)  # type: ignore[no-any-return, no-untyped-call]
+        return _Part.apply(x, self.size)  # type: ignore[no-untyped-call]
 
 
 class _Part(Function):

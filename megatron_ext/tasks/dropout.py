@@ -41,8 +41,7 @@ def rows_of(key: Tensor, *places: Tensor) -> Tensor:
 def dropout(x: Tensor, rate: float, rows: Tensor, onto: Optional[Tensor] = None) -> Tensor:
     """x [..., columns] with a part of its numbers set to 0 and the others scaled, added `onto` another tensor if there
     is one; `rows` [...] is by `rows_of`."""
-    y: Tensor = _Dropout.apply(x, rate, rows, onto)  # type: ignore[no-untyped-call]
-    return y
+    return _Dropout.apply(x, rate, rows, onto)  # type: ignore[no-untyped-call]
 
 
 class _Dropout(Function):

@@ -65,8 +65,7 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor], later: Optional[We
     assert isinstance(weight, nn.Parameter)
     if not x.requires_grad and torch.is_grad_enabled():  # autograd would keep nothing, for it does not see the weight
         x = x.detach().requires_grad_()
-    y: Tensor = _Linear.apply(x, weight.detach(), bias, partial(later.take, weight))  # type: ignore[no-untyped-call]
-    return y
+    return _Linear.apply(x, weight.detach(), bias, partial(later.take, weight))  # type: ignore[no-untyped-call]
 
 
 def embedding(rows: Tensor, table: Tensor, later: Optional[WeightGradients]) -> Tensor:
@@ -75,8 +74,7 @@ def embedding(rows: Tensor, table: Tensor, later: Optional[WeightGradients]) -> 
         return F.embedding(rows, table)  # on a GPU, to find out which rows are distinct would make the host wait
     assert isinstance(table, nn.Parameter)
     followed = torch.empty(0, requires_grad=True)  # autograd would keep nothing, for it does not see the table
-    y: Tensor = _Embedding.apply(followed, rows, table.detach(), partial(later.add_rows, table))  # type: ignore[no-untyped-call]
-    return y
+    return _Embedding.apply(followed, rows, table.detach(), partial(later.add_rows, table))  # type: ignore[no-untyped-call]
 
 
 class _Linear(Function):

@@ -22,8 +22,7 @@ def passed(function: Callable[..., T], again: bool, *taken: Optional[Tensor]) ->
     """`function(*taken)`; with `again`, computed once more in the backward pass instead of kept."""
     if not again:
         return function(*taken)
-    y: T = checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
-    return y
+    return checkpoint(function, *taken, use_reentrant=False, preserve_rng_state=False)
 
 
 def repeatable(module: nn.Module, name: str, seed: Optional[int], recompute: bool) -> nn.Module:

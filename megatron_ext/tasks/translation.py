@@ -204,8 +204,7 @@ class AttentionLayer(nn.Module):
 def _run(lstm: nn.LSTM, x: Tensor, kept: Optional[Kept]) -> Tensor:
     """[batch, sequence, width] -> [batch, sequence, hidden]; goes on from what is `kept`, and keeps its own state."""
     if kept is None:
-        y: Tensor = lstm(x)[0]
-        return y
+        return lstm(x)[0]
     before = (kept["h"].unsqueeze(0), kept["c"].unsqueeze(0)) if "h" in kept else None
     y, (h, c) = lstm(x, before)
     kept.update({"h": h[0], "c": c[0]})

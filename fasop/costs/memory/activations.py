@@ -119,11 +119,11 @@ def passing_bytes(
     )
     in_layer = again + scratch + 0.0 * last
     if tied:
-        return np.maximum(words, in_layer - logits)  # type: ignore[no-any-return]
+        return np.maximum(words, in_layer - logits)
     from_words = np.maximum(0.0, first * (words - kept - last * logits))
     if parallel.schedule.definition.splits_backward:  # logits wait for the weights' gradients, as all else
-        return np.maximum(in_layer, from_words)  # type: ignore[no-any-return]
-    return np.maximum(in_layer - last * np.minimum(in_layer, logits), from_words)  # type: ignore[no-any-return]
+        return np.maximum(in_layer, from_words)
+    return np.maximum(in_layer - last * np.minimum(in_layer, logits), from_words)
 
 
 def widest(sized: ModelConfig) -> int:

@@ -90,13 +90,11 @@ class StageMemory(Generic[Number]):
         """The most layers that fit into so much memory; negative if not even a stage without layers does."""
         room, spared = memory_gib * GIB - self.fixed, self.activations.spared
         if spared is None:
-            most: NDArray[np.int64] = np.floor(room / self.layer).astype(np.int64)
-            return most
+            return np.floor(room / self.layer).astype(np.int64)
         again = np.floor(room / (self.layer - spared.layer))
         beyond = np.floor((room + spared.most * spared.layer + spared.beyond) / self.layer)
         least = np.minimum(again, spared.most)
-        fitting: NDArray[np.int64] = (least + (beyond > spared.most) * (beyond - least)).astype(np.int64)
-        return fitting
+        return (least + (beyond > spared.most) * (beyond - least)).astype(np.int64)
 
 
 EACH_STREAM = ("gradients", "buffers", "fragments")

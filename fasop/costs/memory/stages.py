@@ -66,8 +66,7 @@ def module_memory(
     def beside(of: Callable[[MeasuredBlock], float]) -> Number:
         """Count what the first and the last stage have beside their layers."""
         sums = [sum(of(model.block(name)) for name in part) for part in (blocks.first, blocks.last)]
-        both: Number = none + first * sums[0] + last * sums[1]
-        return both
+        return none + first * sums[0] + last * sums[1]
 
     layer = [model.block(name) for name in blocks.kinds[kind]]
     parameters, fixed = sum(block.parameters for block in layer), beside(lambda block: block.parameters)

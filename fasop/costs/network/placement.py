@@ -41,8 +41,7 @@ class Uses:
     @property
     def counts(self) -> Integers:
         """[items]"""
-        counts: Integers = np.append(self.starts[1:], len(self.nodes)) - self.starts
-        return counts
+        return np.append(self.starts[1:], len(self.nodes)) - self.starts
 
     @classmethod
     def of(cls, items: Sequence[Sequence[Use]]) -> Uses:

@@ -130,8 +130,7 @@ def data_parallel_s(compute_s: float, parameter_bytes: float, levels: Sequence[L
 
 def _differences(totals: Floats) -> Floats:
     """[begin, end] of what lies behind state begin - 1 up to state end."""
-    found: Floats = totals - np.concatenate([[0.0], totals])[:, np.newaxis]
-    return found
+    return totals - np.concatenate([[0.0], totals])[:, np.newaxis]
 
 
 class _Table:

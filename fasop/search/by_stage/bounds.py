@@ -81,8 +81,7 @@ def least(chains: Chains, work: float, beside: Beside | None = None) -> Floats:
         weight = np.maximum(0.0, 1 - trip * later - paid) * rate
         later += weight
         constant += weight * fixed
-    found: Floats = np.maximum((work + constant) / np.maximum(later + whole, 1e-30), chains.fixed.max(axis=1))
-    return found
+    return np.maximum((work + constant) / np.maximum(later + whole, 1e-30), chains.fixed.max(axis=1))
 
 
 class TripBound(NamedTuple):
@@ -107,8 +106,7 @@ class TripBound(NamedTuple):
             longest = mean_of(trip.T, left, np.array(work))
         if capacity is not None:
             longest = np.maximum(longest, whole_of(trip.T, left, capacity.T, round(work)))
-        found: Floats = self.constant + longest
-        return found
+        return self.constant + longest
 
 
 def left(schedule: Schedule, stages: UnlikeReplicas, total: int) -> tuple[Floats, Floats]:
@@ -139,10 +137,7 @@ def least_trip(passes: Floats, share: float, *, even: bool) -> Floats:
     stages, replicas], forward and backward; where stages have unlike numbers of replicas, two micro-batches of one
     replica may go there and back through two of another stage."""
     forward, backward = passes
-    trip: Floats = (
-        (forward + share * backward).min(axis=1) if even else forward.min(axis=1) + share * backward.min(axis=1)
-    )
-    return trip
+    return (forward + share * backward).min(axis=1) if even else forward.min(axis=1) + share * backward.min(axis=1)
 
 
 class Work:
@@ -183,8 +178,7 @@ class Work:
         every = np.array([[[getattr(layer, name) for layer in t.layers] for t in of_size] for of_size in times])
         if not some.any():
             return np.zeros(every.shape[:2])
-        least_of: Floats = (every[..., some] / self.units[some]).min(axis=-1)
-        return least_of
+        return (every[..., some] / self.units[some]).min(axis=-1)
 
 
 def _messages(one: Training, kinds: Sequence[NodeKind], tensors: Sequence[int]) -> tuple[float, ...]:

@@ -186,8 +186,7 @@ class Candidate:
     @property
     def _layers_at_most(self) -> Integers:
         """[stages]: layers that fit into a stage's memory."""
-        found: Integers = np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
-        return found
+        return np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
 
     def _through(self, unlike: UnlikeReplicas, passes: Floats, constant: float, queue: float) -> float:
         """The bound by the chain of that name, or by the first micro-batch's trip and the `queue` of the others.
@@ -229,8 +228,7 @@ class Candidate:
         cuts = np.concatenate([np.zeros((1, partitions.shape[1]), np.int64), np.cumsum(partitions, axis=0)])
         counts = np.diff(self._blocks.counts[:, cuts], axis=1)
         taken = np.einsum("sk,ksp->sp", self._taken, counts)
-        over: Floats = np.maximum(0.0, taken - self._room[:, np.newaxis]).sum(axis=0)
-        return over
+        return np.maximum(0.0, taken - self._room[:, np.newaxis]).sum(axis=0)
 
     def seconds(self, partitions: Integers) -> Floats:
         """[partitions]: of an iteration; infinite where a stage does not fit into memory."""
@@ -253,8 +251,7 @@ class Candidate:
         layers, stages = self._blocks.layers, self._layout.stages
         bars = np.array([*combinations(range(layers + stages - 1), stages - 1)], np.int64).reshape(-1, stages - 1)
         ends = np.full((len(bars), 1), layers + stages - 1)
-        found: Integers = np.diff(np.hstack([np.full((len(bars), 1), -1), bars, ends])).T - 1
-        return found
+        return np.diff(np.hstack([np.full((len(bars), 1), -1), bars, ends])).T - 1
 
     def balanced(self) -> Integers:
         """[stages, 1]: stages take as long as each other for all their micro-batches, as nearly as whole layers allow;

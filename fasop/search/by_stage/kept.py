@@ -206,8 +206,7 @@ class _LayersTable:
     def room(self) -> Integers:
         """[stages]: the most layers that fit."""
         numbers = np.arange(self.fewest.shape[1])
-        most: Integers = np.where(self.fewest < len(self.fewer), numbers, -1).max(axis=1)
-        return most
+        return np.where(self.fewest < len(self.fewer), numbers, -1).max(axis=1)
 
     def floor(self, least: float, most: float) -> float:
         """Seconds, from `least` to `most`, below which no layers per stage are, proved."""

@@ -29,15 +29,13 @@ class LayoutBatch:
     def ahead(self) -> Integers:
         """[layouts, stages]: micro-batches that this stage and all after it hold for one of its replicas, but one."""
         after = np.cumsum((self.exists * self.replicas)[:, ::-1], axis=1)[:, ::-1]
-        found: Integers = (after - 1) // self.replicas
-        return found
+        return (after - 1) // self.replicas
 
     @cached_property
     def lag(self) -> Integers:
         """[layouts, stages]: micro-batches that weight gradients may come later."""
         behind = self.exists * self.replicas
-        found: Integers = (np.cumsum(behind, axis=1) - behind) // self.replicas
-        return found
+        return (np.cumsum(behind, axis=1) - behind) // self.replicas
 
     @classmethod
     def of(cls, every: Sequence[Layout]) -> LayoutBatch:

@@ -96,8 +96,7 @@ class PlacedLayouts:
         half = one.parallel.schedule.definition.input_share
         of_size = work.forward.min(axis=1) + half * work.backward.min(axis=1)
         of_stages = np.where(self._layouts.exists, of_size[self._sizes(work)], np.inf)
-        found: Floats = work.whole * of_stages.min(axis=1)
-        return found
+        return work.whole * of_stages.min(axis=1)
 
     def least_seconds(self, one: Training, work: Work) -> Floats:
         """[2, layouts], without and with a sharded optimizer, of the schedule and the micro-batches of `one`: seconds
@@ -175,8 +174,7 @@ class PlacedLayouts:
             ending=self._ending(one),
         )
         every = [np.maximum(beside.fixed, least(chains, work.whole, beside)) for beside in turns.every()]
-        found: Floats = np.max(every, axis=0) + self._start(one)
-        return found
+        return np.max(every, axis=0) + self._start(one)
 
     def trip_in_parts(self, one: Training, work: Work) -> Floats:
         """[2, layouts]: a bound like `least_seconds` from another chain (`TripBound`), if layers have parts."""
@@ -195,8 +193,7 @@ class PlacedLayouts:
         chain = self._chain(one, work, 2 * self._hops(work).sum(axis=1) + self._ending(one))
         room = one.blocks.layers * self._layouts.exists if alike else None
         longest = np.maximum(chain.least(work.whole, room), self._queue(one, work, chain))
-        found: Floats = longest + self._start(one)
-        return found
+        return longest + self._start(one)
 
     def _chain(self, one: Training, work: Work, constant: Floats) -> TripBound:
         """The chain through all stages and back, with a `constant` [layouts] of seconds."""
@@ -232,7 +229,7 @@ class PlacedLayouts:
         """The same by the compiled loop."""
         layouts, one, like = self._layouts, schedule.definition, np.zeros_like(self._layouts.replicas)
         gpipe = schedule is Schedule.gpipe
-        found: Floats = compiled.trip_chains(
+        return compiled.trip_chains(
             self._present.view(np.uint8),
             _in_rows(self._sizes(work)),
             _in_rows(self._first),
@@ -250,7 +247,6 @@ class PlacedLayouts:
             one.input_share,
             FAR,
         )
-        return found
 
     def _queue(self, one: Training, work: Work, chain: TripBound) -> Floats:
         """[layouts]: the busiest link sends all its messages one after another; before the first of them and behind the
@@ -260,8 +256,7 @@ class PlacedLayouts:
         key = (float(count), *work.messages)
         queues = self._kept("queues", key, lambda every: every._queues(every._messages(work), count))
         shortest = chain.constant + work.whole * chain.trip.min(axis=1)
-        found: Floats = np.maximum(shortest + queues[:, 0, 0], queues[:, 0, 1])
-        return found
+        return np.maximum(shortest + queues[:, 0, 0], queues[:, 0, 1])
 
     def _queues(self, messages: Floats, count: int) -> Floats:
         """[layouts, 1, 2]: for how long links are occupied by the messages of all micro-batches but one; and, where
@@ -272,8 +267,7 @@ class PlacedLayouts:
         times = np.maximum(most, rolled(most, -1, 1))  # those of the next stage come back
         before, ahead = rolled(busy, 1, 1), 2 * (np.cumsum(hop, axis=1) - hop)
         one_way = np.where(both > 0, ahead - before + most * (busy + before), 0.0)
-        found: Floats = np.stack([((times - 1) * busy).max(axis=1), one_way.max(axis=1)], axis=1)[:, np.newaxis]
-        return found
+        return np.stack([((times - 1) * busy).max(axis=1), one_way.max(axis=1)], axis=1)[:, np.newaxis]
 
     @staticmethod
     def _quickest(costs: Sequence[_KindCosts], *parts: Callable[[_KindCosts], Floats]) -> list[Floats]:
@@ -303,8 +297,7 @@ class PlacedLayouts:
             there = _smallest(there, forward, kind.present)
             back = _smallest(back, backward, kind.present)
         way_back = share * np.where(np.isfinite(back), back, 0.0)
-        found: Floats = np.where(self._layouts.even[:, np.newaxis], together, there + way_back)
-        return found
+        return np.where(self._layouts.even[:, np.newaxis], together, there + way_back)
 
     def _shared_out(self, count: int) -> tuple[Integers, Integers]:
         """[layouts, stages]: micro-batches of a replica, at least and at most, of so many."""
@@ -320,8 +313,7 @@ class PlacedLayouts:
     @cached_property
     def _first(self) -> Integers:
         """[layouts, stages]: the kind of node on which a stage begins."""
-        found: Integers = self._of_gpu[np.minimum(self._layouts.begins, len(self._of_gpu) - 1)]
-        return found
+        return self._of_gpu[np.minimum(self._layouts.begins, len(self._of_gpu) - 1)]
 
     @cached_property
     def _present(self) -> NDArray[np.bool_]:
@@ -337,8 +329,7 @@ class PlacedLayouts:
         """[layouts, stages]: the number of each stage's tensor size in `work`."""
         numbers = np.zeros(max(work.sizes) + 1, np.int64)
         numbers[[*work.sizes]] = [*work.sizes.values()]
-        found: Integers = numbers.take(self._layouts.tensors)
-        return found
+        return numbers.take(self._layouts.tensors)
 
     def _costs(self, work: Work) -> list[_KindCosts]:
         """What all stages take on each kind of node that any of them lies on. Those of the last `work` are kept."""
@@ -385,8 +376,7 @@ class PlacedLayouts:
         gradients, beside all others, at least."""
         each = np.zeros(max(work.sizes) + 1)
         each[[*work.sizes]] = [work.gradients[number] for number in work.sizes.values()]
-        found: Floats = each[self._layouts.tensors] * self._links.s_per_gradient_byte
-        return found
+        return each[self._layouts.tensors] * self._links.s_per_gradient_byte
 
     def _ending(self, one: Training) -> Floats:
         return self._kept("ending", one.gradient_bytes, lambda every: every._links.embedding(one))

@@ -187,8 +187,7 @@ class LayoutLinks:
             leaving = crossing & (own > 0) & (own < layouts.ends - layouts.begins)
             rings = (layouts.tensors * leaving).sum(axis=1, keepdims=True)
             slowest = np.maximum(slowest, np.where(leaving, rate * rings, 0.0))
-        found: Floats = slowest * (layouts.replicas - 1) / layouts.replicas
-        return found
+        return slowest * (layouts.replicas - 1) / layouts.replicas
 
     def embedding(self, one: Training) -> Floats:
         """[layouts]: seconds in which the first and the last stage sum the embedding's gradients, at least: nothing
@@ -219,8 +218,7 @@ class LayoutLinks:
                     quickest = np.where(peers.among(*there), np.minimum(quickest, seconds), quickest)
                 taken = np.where(np.minimum(*ends) == tensor, np.maximum(taken, quickest), taken)
         apart = (ended < begun) & (layouts.last > 0)
-        found: Floats = np.where(apart, taken, 0.0) * (2 * (members - 1) / members)
-        return found
+        return np.where(apart, taken, 0.0) * (2 * (members - 1) / members)
 
     def _leaves(self, factors: Sequence[float]) -> Iterator[tuple[NDArray[np.bool_], float]]:
         """For each leaf switch: [nodes] whether they hang on it; and seconds of a byte of the one rank that passes its

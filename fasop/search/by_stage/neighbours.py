@@ -159,5 +159,4 @@ class Sketches(PlacedLayouts):
         trip = units * of_unit + ends
         others = trip.sum(axis=1, keepdims=True) - trip + 2 * self._hops(work).sum(axis=1, keepdims=True)
         whole += (scattered if parallel.sharded_optimizer else 0.0) + at_ends[0] + others
-        found: Floats = np.where(layouts.exists, whole, 0.0).max(axis=1)
-        return found
+        return np.where(layouts.exists, whole, 0.0).max(axis=1)

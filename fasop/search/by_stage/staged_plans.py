@@ -117,14 +117,12 @@ class StagedPlans:
         """[layouts]: by what factors stages' replicas and tensor groups differ from those before: logarithms."""
         many = self.many
         steps = np.abs(np.diff(np.log(many.replicas), axis=1)) + np.abs(np.diff(np.log(many.tensors), axis=1))
-        changes: list[float] = (steps * many.exists[:, 1:]).sum(axis=1).tolist()
-        return changes
+        return (steps * many.exists[:, 1:]).sum(axis=1).tolist()
 
     @cached_property
     def _most(self) -> list[int]:
         """[layouts]: replicas of a stage, at most."""
-        most: list[int] = (self.many.replicas * self.many.exists).max(axis=1).tolist()
-        return most
+        return (self.many.replicas * self.many.exists).max(axis=1).tolist()
 
     def near(self, begin: Near, order: int, option: int) -> list[Near]:
         """Layouts near one, those first that seem to be the fastest."""

@@ -251,8 +251,7 @@ def _turned(
 
     def crossing(number: Integers, others: Integers, seconds: Floats) -> Floats:
         """[stages, 1]: seconds of messages between the first and the last of so many micro-batches of a replica."""
-        found: Floats = ((through_one(number, own, others) - 1) * seconds)[:, np.newaxis]
-        return found
+        return ((through_one(number, own, others) - 1) * seconds)[:, np.newaxis]
 
     held_there, sent = crossing(some, own[before], there), (stages.counts[before, 0] - 1) * there
     late = np.maximum((held - 1) * way_back, crossing(some, own[behind], back)[..., np.newaxis])

@@ -71,8 +71,7 @@ def _rank_parameters(plan: Plan) -> list[float]:
     found = (np.array(training.blocks.by_kind(plan.partition.layers)) @ of_kinds).reshape(-1, stages).sum(axis=0)
     found[0] += sizes.embedding_parameters(training.model, tensor)
     found[-1] += sizes.head_parameters(training.model, tensor, own_word=stages > 1)
-    numbers: list[float] = found.tolist()
-    return numbers
+    return found.tolist()
 
 
 def parts_by_memory(plan: Plan) -> str:

@@ -111,8 +111,7 @@ def neighbours(order: Sequence[int]) -> Integers:
                 at = min(place, len(left)) if place <= begin else max(begin, place - amount)
                 found.append([*left[:at], *run[:amount], *left[at:]])
     every = _distinct(found)
-    others: Integers = every[(every != order).any(axis=1)][:NEAR]
-    return others
+    return every[(every != order).any(axis=1)][:NEAR]
 
 
 def described(nodes: Sequence[int], layers: int) -> str:

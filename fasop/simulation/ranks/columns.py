@@ -84,8 +84,7 @@ class ColumnReplay:
         if layout.stages > 1:
             embedding = max(one.embedding for stage, one in zip(stages, shown, strict=True) if stage in (0, stages[-1]))
             known = np.maximum(known, np.maximum(summed[0], summed[-1]) + embedding)
-        total: Floats = known + first
-        return total
+        return known + first
 
     def _ends(self, shown: Sequence[RankColumns], first: Floats) -> Floats:
         """[ranks, partitions]: when each rank has done its last action."""

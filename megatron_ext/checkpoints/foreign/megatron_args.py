@@ -54,8 +54,7 @@ def model_in(path: Path) -> ModelConfig:
         raise EngineError(
             f"{file}: its arguments do not say what the model is: {told}; {weights_alone(path)}"
         ) from error
-    config: ModelConfig = build(ModelConfig, content)
-    return config
+    return build(ModelConfig, content)
 
 
 def _content(args: Mapping[str, Any]) -> Dict[str, Any]:

@@ -35,8 +35,7 @@ def checkpoint_parameter(model: ModelConfig, part: str, name: str) -> Parameter:
 
 def experts_of(model: object) -> Optional[int]:
     """Return how many experts each layer of a model of any family has; None without a router."""
-    experts: Optional[int] = getattr(model, "experts", None)
-    return experts
+    return getattr(model, "experts", None)
 
 
 def crossing(model: ModelConfig, after: int) -> int:

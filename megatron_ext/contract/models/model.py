@@ -358,8 +358,7 @@ def family_names() -> Tuple[str, ...]:
 @lru_cache(maxsize=None)
 def family_named(name: str) -> Family:
     """The description of a family; its folder is imported here, and no other one."""
-    family: Family = import_module(f"megatron_ext.families.{name}").FAMILY
-    return family
+    return import_module(f"megatron_ext.families.{name}").FAMILY
 
 
 def sizes_lacked(name: str) -> Tuple[str, ...]:

@@ -71,8 +71,7 @@ def _cut(image: Pixels, padding: int, random: np.random.RandomState) -> Pixels:
     height, width = image.shape[:2]
     padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     top, left = random.randint(2 * padding + 1, size=2).tolist()
-    cut: Pixels = padded[top : top + height, left : left + width]
-    return cut
+    return padded[top : top + height, left : left + width]
 
 
 def _mapped(
@@ -100,8 +99,7 @@ def _blended(image: Pixels, other: Floats, factor: float) -> Pixels:
 def _grey(image: Pixels) -> Floats:
     """[height, width, 1]"""
     weights = GREY if image.shape[2] == len(GREY) else np.full(image.shape[2], 1 / image.shape[2], np.float32)
-    grey: Floats = (image.astype(np.float32) * weights).sum(2, keepdims=True)
-    return grey
+    return (image.astype(np.float32) * weights).sum(2, keepdims=True)
 
 
 def identity(image: Pixels, _: float, __: int) -> Pixels:

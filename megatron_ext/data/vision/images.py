@@ -207,6 +207,6 @@ def opened_array(prefix: Union[str, Path], split: str, what: str, remedy: str) -
     """A split's array, where it lies in its file; raises DataError with the `remedy` where it cannot be read."""
     path = Path(f"{prefix}-{split}.{what}.npy")
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+        return np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {why(error)}; {remedy}") from error

@@ -367,5 +367,4 @@ class Reading:
         with Wait("reading the gradient norm"):
             if self._event is not None:
                 self._event.synchronize()
-            found: List[float] = self._tensor.tolist()
-            return found
+            return self._tensor.tolist()

@@ -303,8 +303,7 @@ def updates_at_once(device: torch.device, train: TrainConfig) -> bool:
 def row_norms(flat: Tensor) -> Tensor:
     """Return the norms of as many whole rows as there are."""
     whole = len(flat) // NORM_ROW * NORM_ROW
-    norms: Tensor = torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
-    return norms
+    return torch.linalg.vector_norm(flat[:whole].view(-1, NORM_ROW), dim=1)
 
 
 def square_norm(flat: Tensor, before: Sequence[Tensor] = ()) -> Tensor:
@@ -316,8 +315,7 @@ def square_norm(flat: Tensor, before: Sequence[Tensor] = ()) -> Tensor:
     rows = row_norms(flat)
     rest = torch.linalg.vector_norm(flat[len(rows) * NORM_ROW :])
     rows = torch.cat([*before, rows]) if before else rows
-    square: Tensor = rows.double().square().sum() + rest.double().square()
-    return square
+    return rows.double().square().sum() + rest.double().square()
 
 
 def square_norms(tensors: Sequence[Tensor]) -> Tensor:

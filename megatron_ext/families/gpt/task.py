@@ -59,8 +59,7 @@ class GptLayer(TransformerLayer):
     def given(self, y: Tensor, part: str) -> Tensor:
         if not self.post_norms:
             return y
-        normed: Tensor = (self.attention_post_norm if part == "attention" else self.mlp_post_norm)(y)
-        return normed
+        return (self.attention_post_norm if part == "attention" else self.mlp_post_norm)(y)
 
 
 class GptEmbedding(Embedding):

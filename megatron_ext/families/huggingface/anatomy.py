@@ -129,8 +129,7 @@ class Anatomy:
             with torch.no_grad():
                 latest = positions, key, self._called(self._passed(given, like.dtype, training, positions, way))
             self._told.latest = latest
-        found: List[Call] = latest[2]
-        return found
+        return latest[2]
 
     @property
     def carries(self) -> bool:
@@ -366,8 +365,7 @@ def owner_of(model: nn.Module, path: str) -> Any:
 
 def logits_of(out: Any) -> Tensor:
     """Take the logits out of what a model returns."""
-    found: Tensor = out.logits if hasattr(out, "logits") else out[0]
-    return found
+    return out.logits if hasattr(out, "logits") else out[0]
 
 
 def _copied(module: nn.Module, memo: Dict[int, Any]) -> nn.Module:

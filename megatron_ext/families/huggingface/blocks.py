@@ -198,7 +198,7 @@ class _Layer:
         args, kwargs = calls[self._number].arguments(x, others)
         y = self._forward(*args, **kwargs)
         if not isinstance(y, (tuple, list)):
-            return y  # type: ignore[no-any-return]
+            return y
         beside = [y[one.other.place] for one in anatomy.gives(self._number) if one.other is not None]
         return (y[0], *beside) if beside else y[0]
 

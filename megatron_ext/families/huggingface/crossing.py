@@ -82,8 +82,7 @@ def flat_of(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tuple[List[Any], A
 
 def hidden_of(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tensor:
     """What a layer takes from the one before it."""
-    found: Tensor = args[0] if args else kwargs[HIDDEN]
-    return found
+    return args[0] if args else kwargs[HIDDEN]
 
 
 def wire_of(name: str, tensor: Tensor, tokens: Sequence[int]) -> Wire:

@@ -120,7 +120,7 @@ def made(model: ModelConfig) -> nn.Module:
 
 def _made(library: Any, config: Any) -> nn.Module:
     if type(config) in library.AutoModelForCausalLM._model_mapping:
-        return library.AutoModelForCausalLM.from_config(config, dtype=torch.float32)  # type: ignore[no-any-return]
+        return library.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     kind = _base_class(library, config)
     base = kind._from_config(config, dtype=torch.float32)
     causal = [module.is_causal for module in base.modules() if hasattr(module, "is_causal")]
@@ -137,7 +137,7 @@ def _base_class(library: Any, config: Any) -> Type[Any]:
     """The model without a head whose configuration it is."""
     with contextlib.suppress(KeyError, ValueError):  # not listed, or listed though the package does not export it
         found = library.AutoModel._model_mapping[type(config)]
-        return found[0] if isinstance(found, tuple) else found  # type: ignore[no-any-return]
+        return found[0] if isinstance(found, tuple) else found
     package, _, name = type(config).__module__.rpartition(".")
     module = getattr(sys.modules[package], name.replace("configuration_", "modeling_"))
     for one in vars(module).values():

@@ -151,8 +151,7 @@ class _Adapted:
 
     def __call__(self, x: Tensor) -> Tensor:
         inner = F.linear(x, self._module.lora_A)
-        added: Tensor = self._forward(x) + F.linear(inner, self._module.lora_B) * self._scale
-        return added
+        return self._forward(x) + F.linear(inner, self._module.lora_B) * self._scale
 
 
 def is_adapter(name: str) -> bool:

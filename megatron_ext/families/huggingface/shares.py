@@ -171,8 +171,7 @@ def _without_bias(module: Any, x: Tensor) -> Tensor:
 
 
 def _summed(tensor: TensorGroup, module: Any, args: Any, out: Tensor) -> Tensor:
-    total: Tensor = tensor.leave(out) + module.bias
-    return total
+    return tensor.leave(out) + module.bias
 
 
 def _number(config: Any, key: str) -> Optional[int]:

@@ -174,8 +174,7 @@ class HuggingFaceTask(NextTokenTask):
     def _balanced(self, left: Tensors, micro: Micro) -> Tensor:
         """The loss that balances experts over the tokens of a micro-batch, which counts as often as its tokens do."""
         assert self._routing.balance is not None
-        found: Tensor = self._routing.balance.loss(left[self._routing.last[BALANCE]]) * _weight(micro)
-        return found
+        return self._routing.balance.loss(left[self._routing.last[BALANCE]]) * _weight(micro)
 
     def shard(self, name: str) -> Optional[Shard]:
         block, _, inner = name.partition(".")

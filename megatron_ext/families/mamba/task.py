@@ -125,11 +125,10 @@ def scan(x: Tensor, step: Tensor, write: Tensor, read: Tensor, log_decay: Tensor
 
 def _empty_convolution(channels: int, kernel: int) -> nn.Conv1d:
     """A convolution of every channel by itself, whose weights are not drawn."""
-    made: nn.Conv1d = skip_init(  # type: ignore[no-untyped-call]
+    return skip_init(  # type: ignore[no-untyped-call]
         *(nn.Conv1d, channels, channels, kernel),
         **{"groups": channels, "padding": kernel - 1, "device": torch.empty(0).device},
     )
-    return made
 
 
 TASK = MambaTask

@@ -135,8 +135,7 @@ def _array(tensor: Tensor) -> NDArray[Any]:
         tensor = tensor.float()
     if tensor.dtype == torch.float64 and tensor.dim() == 0:  # a Python number
         tensor = tensor.float()
-    array: NDArray[Any] = tensor.numpy()
-    return array
+    return tensor.numpy()
 
 
 def _kind(item: Any) -> str:

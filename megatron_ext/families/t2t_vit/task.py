@@ -54,8 +54,7 @@ class TokensToToken(nn.Module):
             x = x.transpose(1, 2).reshape(x.shape[0], -1, side, side)
         kernel, stride, padding = KERNELS[2]
         x = self.project(F.unfold(x, kernel, 1, padding, stride).transpose(1, 2))
-        y: Tensor = self.dropout(with_class_token(x, self.class_token) + self.position)
-        return y
+        return self.dropout(with_class_token(x, self.class_token) + self.position)
 
 
 class Performer(nn.Module):
@@ -82,8 +81,7 @@ class Performer(nn.Module):
         total = (queries * keys.sum(1, keepdim=True)).sum(-1, keepdim=True) + LEAST
         attended = queries @ (keys.transpose(1, 2) @ value.float()) / total
         x = value + self.out(attended.to(value.dtype))
-        y: Tensor = x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
-        return y
+        return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
     def _mapped(self, x: Tensor) -> Tensor:
         """The positive features of a softmax kernel, fp32."""

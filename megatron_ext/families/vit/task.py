@@ -34,8 +34,7 @@ class PatchEmbedding(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """[batch, channels, height, width] -> [batch, tokens, hidden]."""
         x = self.patch(images).flatten(2).transpose(1, 2)
-        y: Tensor = self.dropout(with_class_token(x, self.class_token) + self.position)
-        return y
+        return self.dropout(with_class_token(x, self.class_token) + self.position)
 
 
 TASK = VitTask

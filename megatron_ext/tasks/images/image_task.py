@@ -24,17 +24,15 @@ from megatron_ext.tasks.task import DTYPES, Block, Micro, Placement, Task, Tenso
 
 
 def empty_linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
-    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=_device())  # type: ignore[no-untyped-call]
-    return layer
+    return skip_init(nn.Linear, inputs, outputs, bias=bias, device=_device())  # type: ignore[no-untyped-call]
 
 
 def empty_convolution(
     inputs: int, outputs: int, kernel: int, stride: int = 1, padding: int = 0, bias: bool = True
 ) -> nn.Conv2d:
-    layer: nn.Conv2d = skip_init(  # type: ignore[no-untyped-call]
+    return skip_init(  # type: ignore[no-untyped-call]
         nn.Conv2d, inputs, outputs, kernel, stride, padding, bias=bias, device=_device()
     )
-    return layer
 
 
 def _device() -> torch.device:
@@ -230,8 +228,7 @@ class Linear(nn.Module):
             return self._linear(x)
         if self.drops_first:
             return F.relu(self._linear(self.dropout(x)))
-        y: Tensor = self.dropout(F.relu(self._linear(x)))
-        return y
+        return self.dropout(F.relu(self._linear(x)))
 
     def _linear(self, x: Tensor) -> Tensor:
         return linear(x, self.linear.weight, self.linear.bias, self.later)

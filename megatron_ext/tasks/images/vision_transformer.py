@@ -98,8 +98,7 @@ class ClassHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, tokens, hidden] -> [batch, classes]."""
         x = self.norm(x[:, 0]) if self.of_token else self.norm(x).mean(1)
-        y: Tensor = self.linear(x)
-        return y
+        return self.linear(x)
 
 
 def with_class_token(x: Tensor, token: Optional[Tensor]) -> Tensor:

@@ -35,8 +35,7 @@ class _Latest(threading.local):
             self.positions, self.found = positions, {}
         if name not in self.found:
             self.found[name] = make(positions)
-        found: T = self.found[name]
-        return found
+        return self.found[name]
 
 
 _LATEST = _Latest()

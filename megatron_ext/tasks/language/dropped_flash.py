@@ -28,8 +28,7 @@ def dropped_flash(
     `seen` [batch, tokens] is False where no token stands; `rows` [batch, heads, sequence] is by `rows_of`.
     """
     query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-    y: Tensor = _DroppedFlash.apply(query, key, value, seen, causal, rate, rows)  # type: ignore[no-untyped-call]
-    return y
+    return _DroppedFlash.apply(query, key, value, seen, causal, rate, rows)  # type: ignore[no-untyped-call]
 
 
 class _DroppedFlash(Function):

@@ -28,8 +28,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.is_cuda and FUSED:
             return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
-        y: Tensor = _RMSNorm.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
-        return y
+        return _RMSNorm.apply(x, self.weight, self.epsilon)  # type: ignore[no-untyped-call]
 
 
 class _RMSNorm(Function):
@@ -68,5 +67,4 @@ class Norm(nn.Module):
         self.norm = norm(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm(x)
-        return y
+        return self.norm(x)

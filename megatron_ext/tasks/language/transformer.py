@@ -367,8 +367,7 @@ def gelu_gated(inner: Tensor) -> Tensor:
 
 def empty_linear(inputs: int, outputs: int, bias: bool) -> nn.Linear:
     """Without weights: torch would draw some that are not used."""
-    layer: nn.Linear = skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
-    return layer
+    return skip_init(nn.Linear, inputs, outputs, bias=bias, device=torch.empty(0).device)  # type: ignore[no-untyped-call]
 
 
 class Logits(nn.Module):
