@@ -14,12 +14,8 @@ from fasop.partition.chains import Chains, both_passes, chains_of, weighted
 from fasop.partition.heterogeneous_layers import CLOSE, in_units, least_largest_part
 from fasop.partition.local_search import Worth, bottleneck, largest_stage, least_largest
 from fasop.simulation.linear import Linear
+from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Columns, Pipelines
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
 
 LEVELS = 200
 """Amounts that are looked at one after another."""

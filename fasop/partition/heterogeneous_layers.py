@@ -13,12 +13,8 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.linear import Linear
+from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import FULL, Pipelines
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
 
 STEPS = 40
 """Halvings of the interval in which the smallest largest part lies, at most."""

@@ -8,12 +8,8 @@ import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.heterogeneous_layers import both_of_parts, memory_left, memory_taken, of_first_layers
+from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Pipelines
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
 
 LARGEST = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, np.inf)
 """Times the least possible one: what the largest part may take."""

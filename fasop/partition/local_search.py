@@ -23,12 +23,8 @@ from fasop.partition.heterogeneous_layers import (
     passes_with_one_more,
 )
 from fasop.simulation.linear import Linear
+from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Pipelines
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
 
 FEW = 2000
 """Partitions of a pipeline that are all tried: that takes no longer than a search among them."""

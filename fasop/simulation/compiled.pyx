@@ -157,10 +157,11 @@ def ordered(lists, int chunks):
     return rows.base, 2 * parts * depth + 1
 
 
-cdef class _Pipeline:
-    """The times of one pipeline, and when stages are done and messages arrive: in `now`, one behind the other."""
+cdef class _Pipelines:
+    """The times of one pipeline, or of LANES at once, which take hardly longer; and in `now`, one behind the other, when
+    stages are done and messages arrive: [rows, lanes] each."""
 
-    cdef int stages, parts, queues
+    cdef int stages, parts, queues, lanes
     cdef double[::1] space
     cdef double *compute
     cdef double *send
@@ -169,41 +170,63 @@ cdef class _Pipeline:
     cdef double *free
     cdef int[:, ::1] link
 
-    def __init__(self, int stages, int parts, int slots, link):
-        self.stages, self.parts, self.queues = stages, parts, link is not None
-        self.space = np.zeros(6 * parts + 5 * stages + slots)
-        self.compute = &self.space[0]
-        self.send = self.compute + 4 * parts
-        self.busy = self.send + 2 * stages
-        self.now = self.busy + 2 * parts
-        self.free = self.now + stages + slots
+    def __init__(self, int stages, int parts, int slots, link, int lanes):
+        """Vectors of all lanes begin with a line of the cache."""
+        self.stages, self.parts, self.queues, self.lanes = stages, parts, link is not None, lanes
+        self.space = np.zeros(lanes * (6 * parts + 5 * stages + slots) + LANES)
+        self.compute = &self.space[LANES - <Py_ssize_t>&self.space[0] % (8 * LANES) // 8]
+        self.send = self.compute + lanes * 4 * parts
+        self.busy = self.send + lanes * 2 * stages
+        self.now = self.busy + lanes * 2 * parts
+        self.free = self.now + lanes * (stages + slots)
         if self.queues:
             self.link = link
 
     cdef void load(
-        self, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
+        self, Py_ssize_t lane, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
         const double[:, :, :] busy, Py_ssize_t column,
     ) noexcept:
         cdef int kind, at
         for kind in range(4):
             for at in range(self.parts):
-                self.compute[kind * self.parts + at] = compute[kind, at, column]
+                self.compute[self.lanes * (kind * self.parts + at) + lane] = compute[kind, at, column]
         for kind in range(2):
             for at in range(self.stages):
-                self.send[kind * self.stages + at] = send[kind, at, column]
+                self.send[self.lanes * (kind * self.stages + at) + lane] = send[kind, at, column]
             for at in range(self.parts if self.queues else 0):
-                self.busy[kind * self.parts + at] = busy[kind, at, column]
+                self.busy[self.lanes * (kind * self.parts + at) + lane] = busy[kind, at, column]
         for at in range(self.stages):
-            self.now[at] = start[at, column]
-        for at in range(2 * self.stages):
+            self.now[self.lanes * at + lane] = start[at, column]
+
+    cdef void change(self, Py_ssize_t lane, const double[:, :, :] compute, int part, Py_ssize_t column) noexcept:
+        """What one part takes."""
+        cdef int kind
+        for kind in range(4):
+            self.compute[self.lanes * (kind * self.parts + part) + lane] = compute[kind, part, column]
+
+    cdef void replay(self, const int[:, ::1] actions) noexcept:
+        """Goes through all actions of LANES pipelines."""
+        self._free_links()
+        if self.queues:
+            REPLAYED_IN_QUEUES(
+                &actions[0, 0], actions.shape[0], self.now, self.compute, self.send, self.free, self.busy,
+                &self.link[0, 0], self.parts,
+            )
+        else:
+            REPLAYED(&actions[0, 0], actions.shape[0], self.now, self.compute, self.send)
+
+    cdef void _free_links(self) noexcept:
+        cdef int at
+        for at in range(2 * self.lanes * self.stages if self.queues else 0):
             self.free[at] = -INFINITY
 
-    cdef void replay(self, const int[:, ::1] actions, unsigned char[::1] waited, unsigned char[::1] queued) noexcept:
-        """Goes through all actions, and notes which waited for their message, and which of their messages for a
+    cdef void noted(self, const int[:, ::1] actions, unsigned char[::1] waited, unsigned char[::1] queued) noexcept:
+        """The same of one pipeline; notes which actions waited for their message, and which of their messages for a
         link."""
         cdef Py_ssize_t number
         cdef int kind, stage, link
         cdef double done, begin, other
+        self._free_links()
         for number in range(len(actions)):
             kind, stage = actions[number, 0], actions[number, 1]
             done, other = self.now[stage], self.now[actions[number, 3]]
@@ -224,66 +247,6 @@ cdef class _Pipeline:
             self.now[actions[number, 4]] = begin + self.send[actions[number, 6]]
 
 
-cdef class _Together:
-    """Several pipelines like that at once, which take hardly longer than one: [rows, LANES] each."""
-
-    cdef int stages, parts, queues
-    cdef double[::1] space
-    cdef double *compute
-    cdef double *send
-    cdef double *busy
-    cdef double *now
-    cdef double *free
-    cdef int[:, ::1] link
-
-    def __init__(self, int stages, int parts, int slots, link):
-        """Vectors of all lanes begin with a line of the cache."""
-        self.stages, self.parts, self.queues = stages, parts, link is not None
-        self.space = np.zeros(LANES * (6 * parts + 5 * stages + slots + 1))
-        self.compute = &self.space[LANES - <Py_ssize_t>&self.space[0] % (8 * LANES) // 8]
-        self.send = self.compute + LANES * 4 * parts
-        self.busy = self.send + LANES * 2 * stages
-        self.now = self.busy + LANES * 2 * parts
-        self.free = self.now + LANES * (stages + slots)
-        if self.queues:
-            self.link = link
-
-    cdef void load(
-        self, Py_ssize_t lane, const double[:, :, :] compute, const double[:, :, :] send, const double[:, :] start,
-        const double[:, :, :] busy, Py_ssize_t column,
-    ) noexcept:
-        cdef int kind, at
-        for kind in range(4):
-            for at in range(self.parts):
-                self.compute[LANES * (kind * self.parts + at) + lane] = compute[kind, at, column]
-        for kind in range(2):
-            for at in range(self.stages):
-                self.send[LANES * (kind * self.stages + at) + lane] = send[kind, at, column]
-            for at in range(self.parts if self.queues else 0):
-                self.busy[LANES * (kind * self.parts + at) + lane] = busy[kind, at, column]
-        for at in range(self.stages):
-            self.now[LANES * at + lane] = start[at, column]
-
-    cdef void change(self, Py_ssize_t lane, const double[:, :, :] compute, int part, Py_ssize_t column) noexcept:
-        """What one part takes."""
-        cdef int kind
-        for kind in range(4):
-            self.compute[LANES * (kind * self.parts + part) + lane] = compute[kind, part, column]
-
-    cdef void replay(self, const int[:, ::1] actions) noexcept:
-        """As `_Pipeline.replay` does, without notes."""
-        cdef int at
-        if not self.queues:
-            REPLAYED(&actions[0, 0], actions.shape[0], self.now, self.compute, self.send)
-            return
-        for at in range(2 * LANES * self.stages):
-            self.free[at] = -INFINITY
-        REPLAYED_IN_QUEUES(
-            &actions[0, 0], actions.shape[0], self.now, self.compute, self.send, self.free, self.busy,
-            &self.link[0, 0], self.parts,
-        )
-
-
 def ends(
     const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
     const double[:, :] start, const double[:, :, :] busy, link,
@@ -301,7 +264,7 @@ def ends(
     cdef int stages = start.shape[0], parts = compute.shape[1], stage
     cdef Py_ssize_t column, lane, pipelines = start.shape[1]
     cdef double[:, ::1] found = np.empty((stages, pipelines))
-    cdef _Together some = _Together(stages, parts, slots, link)
+    cdef _Pipelines some = _Pipelines(stages, parts, slots, link, LANES)
     for column in range(0, pipelines, LANES):
         for lane in range(LANES):
             some.load(lane, compute, send, start, busy, min(column + lane, pipelines - 1))
@@ -328,7 +291,7 @@ def moved(
     """
     cdef int stages = start.shape[1], parts = compute.shape[2], stage, off, onto, changed
     cdef Py_ssize_t move, lane, number, column, before, moves = owner.shape[0]
-    cdef _Together some = _Together(stages, parts, slots, link)
+    cdef _Pipelines some = _Pipelines(stages, parts, slots, link, LANES)
     cdef double own, last, ends
     cdef double[::1] found = np.empty(moves)
     for move in range(0, moves, LANES):
@@ -369,15 +332,15 @@ def longest(
     `shares` [kinds] is what part of a pass a kind is; the rest as for `ends`."""
     cdef int stages = start.shape[0], parts = compute.shape[1], stage, kind, way, last
     cdef Py_ssize_t column, number, pipelines = start.shape[1]
-    cdef _Pipeline one = _Pipeline(stages, parts, slots, link)
+    cdef _Pipelines one = _Pipelines(stages, parts, slots, link, 1)
     cdef unsigned char[::1] waited = np.zeros(len(actions), np.uint8), queued = np.zeros(len(actions), np.uint8)
     cdef double[:, :, ::1] passes = np.zeros((2, parts, pipelines))
     cdef double[:, ::1] begun = np.empty((stages, pipelines)), end = np.zeros((stages, pipelines))
     cdef double[::1] total = np.empty(pipelines), here = np.empty(stages), behind = np.empty(2 * stages)
     cdef double sent, on_path
     for column in range(pipelines):
-        one.load(compute, send, start, busy, column)
-        one.replay(actions, waited, queued)
+        one.load(0, compute, send, start, busy, column)
+        one.noted(actions, waited, queued)
         last = 0
         for stage in range(stages):
             one.now[stage] += after[stage, column]

@@ -19,14 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
+from fasop.simulation.loops import compiled
 from fasop.simulation.steps import PASSES, SHARES, Pass, Steps, steps
 from megatron_ext.contract.parallel_config import Schedule
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
-
 
 Integers32 = NDArray[np.intc]
 

@@ -28,13 +28,9 @@ from fasop.frozen import replace
 from fasop.partition.bounds import TINY, mean_of, whole_of
 from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
 from fasop.simulation.linear import Linear
+from fasop.simulation.loops import compiled
 from fasop.simulation.nodes import times_on
 from megatron_ext.contract.parallel_config import SCATTERS, Schedule
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
 
 FAR = 1e9
 """Seconds of a layer where there is no stage: none is laid there."""

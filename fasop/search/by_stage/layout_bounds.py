@@ -31,13 +31,9 @@ from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_links import LayoutLinks
 from fasop.search.by_stage.turning import LayoutTurns
 from fasop.simulation.linear import Linear
+from fasop.simulation.loops import compiled
 from fasop.simulation.nodes import step_s_per_parameter
 from megatron_ext.contract.parallel_config import Schedule
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

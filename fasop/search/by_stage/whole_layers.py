@@ -18,14 +18,10 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.search.by_stage.bounds import FAR, left, until_returned
 from fasop.search.by_stage.turning import Rounds, held_at_most, most_trips, through_one
 from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
+from fasop.simulation.loops import compiled
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
-
-try:
-    from fasop.simulation import compiled
-except ImportError:  # there was no C compiler when tdpp was installed
-    compiled = None  # type: ignore[assignment]
 
 HALVED = 9
 """How often `StageTables.least` halves what is open."""

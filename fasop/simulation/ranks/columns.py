@@ -16,19 +16,13 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
+from fasop.simulation.loops import compiled
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from fasop.simulation.steps import PASSES
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.schedule.iteration import replicated, schedule
 from megatron_ext.contract.schedule.replay import Replay
 from megatron_ext.contract.schedule.schedules import PARTS, SCHEDULES, Action, Actions
-
-try:
-    from fasop.simulation.compiled import column_ends, rank_steps
-except ImportError:  # there was no C compiler when tdpp was installed, or that was an older tdpp in a checkout
-    COMPILED = False
-else:
-    COMPILED = True
 
 Steps = NDArray[np.intc]
 """[steps, 3]: what is done, by which of the ranks shown, and the number of the message; 0 of a pass."""
@@ -100,7 +94,7 @@ class ColumnReplay:
         start = np.array([one.optimizer for one in every])[row] - first
         one_way, ranks = [one.one_way_out or self.layout.stages == 2 for one in shown], np.arange(len(shown))
         link = np.array([ranks, np.where(one_way, ranks, ranks + len(shown))])
-        replay = _compiled if COMPILED else _replayed
+        replay = _compiled if hasattr(compiled, "column_ends") else _replayed
         return replay(self.steps, self._messages, times, send, busy, start, row, link)
 
 
@@ -113,7 +107,7 @@ def _compiled(
     taken, sent, held, begun = (
         np.ascontiguousarray(np.moveaxis(of[..., blocks], -2, 0)) for of in (times, send, busy, start)
     )
-    ends = column_ends(steps, messages, taken, sent, held, begun, row.astype(np.intc), link.astype(np.intc))
+    ends = compiled.column_ends(steps, messages, taken, sent, held, begun, row.astype(np.intc), link.astype(np.intc))
     return np.moveaxis(ends, 0, 1).reshape(len(row), -1)[:, :count]
 
 
@@ -164,11 +158,11 @@ def _ordered(layout: Layout, name: str, counts: tuple[int, ...]) -> tuple[Steps,
         SearchError: the schedule never ends.
     """
     places = [layout.stage_dp_tp(rank) for rank in range(layout.world_size)]
-    if COMPILED:
+    if hasattr(compiled, "rank_steps"):
         passes = [_passes(layout, name, counts, stage, replica) for stage, replica, _ in places]
         at, tensors, replicas = (np.array(numbers, np.intc) for numbers in (places, layout.tensors, layout.replicas))
         try:
-            return rank_steps(passes, at, tensors, replicas, max(counts)), 2 * len(places) * max(counts)
+            return compiled.rank_steps(passes, at, tensors, replicas, max(counts)), 2 * len(places) * max(counts)
         except ValueError as error:
             raise SearchError(f"{error}: ranks wait for messages that no rank sends") from error
     lists = lists_of(layout, name, counts)
