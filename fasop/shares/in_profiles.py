@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.costs.profiles.steps import AllReduces, Host, Steps, StepTimes
@@ -108,7 +107,7 @@ def public_of(profiles: Mapping[str, LayerProfile]) -> PublicFolders:
                 put("limits", place, PublicLimit(names[name], steps.memory_bytes, steps.most_workers), name)
             for times in steps.times:
                 key = (str(steps.model), *place, times.workers)
-                put("steps", key, PublicStep(str(steps.model), names[name], _in_ms(times)), name)
+                put("steps", key, PublicStep(str(steps.model), names[name], times.ms), name)
         for model, sizes in profile.buckets_mib.items():
             put("buckets", model, tuple(sizes), name)
         for where, reduced in profile.all_reduces.items():
@@ -163,8 +162,3 @@ def _own_all_reduces(profile: LayerProfile, where: str) -> Iterator[tuple[Points
         ),
         measured.gbit_per_s,
     )
-
-
-def _in_ms(times: StepTimes) -> dict[str, float]:
-    every = {one.name: getattr(times, one.name) for one in fields(times) if one.name != "workers"}
-    return {name: value for name, value in every.items() if value is not None}

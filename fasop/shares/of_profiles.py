@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -261,12 +261,9 @@ def _by_size(profile: LayerProfile, model: str, in_streams: bool) -> dict[int, M
 
 
 def _measured(gpu: str, steps: Steps, in_streams: bool) -> MeasuredGpu:
-    known = []
-    for times in steps.times:
-        every = {one.name: getattr(times, one.name) for one in fields(times) if one.name != "workers"}
-        known.append(step_of(times.workers, {name: ms for name, ms in every.items() if ms is not None}))
+    known = tuple(step_of(times.workers, times.ms) for times in steps.times)
     most = min(steps.most_workers or 1, steps.times[-1].workers) if in_streams else 1
-    return MeasuredGpu(gpu, steps.micro_batch_size, most, tuple(known))
+    return MeasuredGpu(gpu, steps.micro_batch_size, most, known)
 
 
 def _all_reduces(profile: LayerProfile, where: str, latency_us: float, ranks: int) -> tuple[tuple[float, float], ...]:

@@ -22,9 +22,15 @@ class StepTimes:
     backward: float = MISSING
     update: float = MISSING
     copy: float = MISSING
-    """Seconds that copying the weights to the workers but the first takes."""
+    """Copying the weights to the workers but the first."""
     statistics: float | None = None
     """Batch norm's, summed over GPUs, for each worker."""
+
+    @property
+    def ms(self) -> dict[str, float]:
+        """Map the name of each part that was measured to its milliseconds."""
+        every = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "workers"}
+        return {name: value for name, value in every.items() if value is not None}
 
 
 @config
