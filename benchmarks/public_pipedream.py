@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 from fasop.errors import SearchError
+from fasop.graphs.division import Level, Options
 from fasop.graphs.graph_text import graph_text, parse, read_graph
-from fasop.graphs.options import Level, Options
 from fasop.graphs.own.on_levels import on_levels
 from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.public.recurrence import divide

@@ -14,7 +14,7 @@ from conf.run_folder import run_folders
 from conf.run_folder.json_values import typed
 from conf.run_folder.run_files import parse_json, read_text
 from conf.run_folder.rundir import RunDir
-from fasop.search.findings.found_plan import FoundPlan
+from fasop.search.findings.other_plans import FoundPlan
 from fasop.simulation.predict import Prediction, predict
 from reports.errors import NeitherError, ReportError, unwritable
 from reports.readers import events, megatron_log, record

@@ -113,7 +113,7 @@ def launched(overrides: Sequence[str], wait: bool, preflight: Preflight, worker:
             raise LaunchError(f"{word}: only the command 'tdpp launch' takes this; {instead}")
     cfg = compose_unchecked(words)
     if "profile" in own:
-        from fasop.costs.profiles.by_name import with_profile
+        from fasop.costs.profiles.files import with_profile
 
         cfg, profiles = with_profile(cfg, own["profile"], words)
         words = (*words, *profiles)

@@ -12,7 +12,7 @@ from typing import TypeVar
 from conf.reading.values import NoValue, Reader, above_0, flag, one_of, parse_key_values, path, read_by, whole, words_of
 from conf.visible import plural
 from fasop.errors import SearchError
-from fasop.graphs.options import Level, Options, Sync
+from fasop.graphs.division import Level, Options, Sync
 from fasop.graphs.own.machines import require_few
 
 T = TypeVar("T")

@@ -6,8 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from fasop.graphs.division import Stage, StageDivision
-from fasop.graphs.options import Sync
+from fasop.graphs.division import Stage, StageDivision, Sync
 
 
 def table(division: StageDivision) -> tuple[Sequence[str], Sequence[Sequence[str]]]:

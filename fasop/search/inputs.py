@@ -31,8 +31,7 @@ from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.search.arguments import WORDS
-from fasop.search.failures import Failures
-from fasop.search.plan import Fault, Run, no_fault
+from fasop.search.plan import Failures, Fault, Run, no_fault
 from fasop.search.space.candidates import divisors, sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
 from megatron_ext.contract.models.counts import experts_of
@@ -107,7 +106,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     except ConfigError as error:
         raise SearchError("\n".join([str(error), *_meant(others)])) from error
     if whole is not None:
-        from fasop.costs.profiles.by_name import with_profile
+        from fasop.costs.profiles.files import with_profile
 
         cfg = whole if profile is None else with_profile(whole, profile, others)[0]
     of_module = is_user_code(cfg.model)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.memory.amounts import GIB
-from fasop.costs.memory.shards import slack
+from fasop.costs.memory.shared_state import slack
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.schedules import chunks_in_flight
 from fasop.costs.training import Training

@@ -11,7 +11,7 @@ import numpy as np
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.allowance import room_gib, with_allowance
 from fasop.costs.memory.amounts import GIB, Amount, StageMemory
-from fasop.costs.memory.shards import proportions
+from fasop.costs.memory.shared_state import proportions
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.schedules import chunks_in_flight

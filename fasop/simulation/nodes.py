@@ -14,8 +14,8 @@ from fasop.costs.context import with_shared_sequences
 from fasop.costs.experts import with_exchanges
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, layer_times
+from fasop.costs.memory.activations import through_host
 from fasop.costs.memory.allowance import room_gib
-from fasop.costs.memory.host_activations import through_host
 from fasop.costs.network import links
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import by_size, has_pairs

@@ -18,8 +18,7 @@ from fasop.shares.of_profiles import SYNC, measured_cluster, solved
 from fasop.shares.performance import Pace, all_reduces, in_rounds, paces
 from fasop.shares.public_files import Cluster
 from fasop.trainings.play import Nodes
-from fasop.trainings.replica_nodes import ReplicaNodes
-from fasop.trainings.replica_times import Taken
+from fasop.trainings.replica_nodes import ReplicaNodes, Taken
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Experiment

@@ -25,8 +25,7 @@ from fasop.simulation.ranks.replicas import Replicas
 from fasop.trainings.measured_nodes import Measured
 from fasop.trainings.node_set import NodeSet, total
 from fasop.trainings.play import Nodes
-from fasop.trainings.replica_nodes import ReplicaNodes
-from fasop.trainings.replica_times import OneStage, ReplicaTimes, SeveralStages
+from fasop.trainings.replica_nodes import OneStage, ReplicaNodes, ReplicaTimes, SeveralStages
 
 if TYPE_CHECKING:
     from conf.schema.experiment import Experiment

@@ -114,7 +114,7 @@ class Session:
         chosen = None
         try:
             if self.profile is not None:
-                from fasop.costs.profiles.by_name import with_profile  # others do without
+                from fasop.costs.profiles.files import with_profile  # others do without
 
                 cfg, profiles = with_profile(cfg, self.profile, overrides)
                 overrides = (*overrides, *profiles)

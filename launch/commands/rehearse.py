@@ -106,7 +106,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _composed(words: Sequence[str], profile: str | None) -> Experiment:
     """What a launch would start; what was chosen of it is reported."""
-    from fasop.costs.profiles.by_name import with_profile
+    from fasop.costs.profiles.files import with_profile
 
     cfg = compose_unchecked(words)
     if profile is not None:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from conf.schema.values.partition import dashed
 from fasop.errors import SearchError
-from fasop.search.findings.found_plan import FoundPlan
+from fasop.search.findings.other_plans import FoundPlan
 from fasop.simulation.ranks.replay import StageTimes, simulate
 from megatron_ext.contract.models.counts import block_numel
 from megatron_ext.contract.plan import Plan

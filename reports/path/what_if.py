@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from conf.visible import numbered
-from fasop.search.findings.found_plan import FoundPlan
+from fasop.search.findings.other_plans import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.path.balance import layers_by_stage, moved_layers, replayed_plans, vocabulary
 from reports.path.change import Cause, Change, Gain

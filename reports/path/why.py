@@ -26,7 +26,7 @@ import pandas as pd
 
 from conf.run_folder.gpu_lines import WAYS_OUT
 from conf.visible import numbered, plural, rank_ranges
-from fasop.search.findings.found_plan import FoundPlan
+from fasop.search.findings.other_plans import FoundPlan
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.statistics import Statistics

@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from benchmarks.gpu_counts import CASES, DOCUMENTS, GPT, MICRO_BATCHES, TOKENS, Case, Counter, words_of
 from conf.compose import compose
-from fasop.costs.memory.host_activations import kept_by_layer
+from fasop.costs.memory.activations import kept_by_layer
 from fasop.costs.training import Training
 from fasop.simulation.memory_of_stages import memory_of
 from fasop.simulation.predict import predict

@@ -1,14 +1,19 @@
-"""What a layer and the loss of tdpp's own models keep of a micro-batch, and need for a moment, bytes."""
+"""What a layer and the loss of tdpp's own models keep of a micro-batch, and need for a moment, bytes; and what it takes
+to have it in the host's memory from a layer's forward to its backward pass."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from conf.schema.cluster import Gpu
 from fasop.costs.blocks import blocks_of
+from fasop.costs.layers import LayerTimes
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.network.links import Number
+from fasop.costs.roofline import Time
 from fasop.costs.sizes import head_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.models.model import ModelConfig
@@ -135,3 +140,36 @@ def attended_bytes(training: Training, sized: ModelConfig) -> float:
     """Count the bytes of a micro-batch that layers attend to beside what passes through them."""
     tokens = max(stack.context for stack in sized.stacks())
     return training.parallel.own_samples * tokens * sized.hidden * training.width
+
+
+def through_host(times: LayerTimes, gpu: Gpu, training: Training) -> LayerTimes:
+    """Have a layer take as long as its activations take to the host, or back; they come and go while it computes."""
+    if not training.offloads_activations:
+        return times
+    found = []
+    for kind, time in enumerate(times.layers):
+        way = kept_by_layer(training, kind) / (gpu.host_gb_per_s * 1e9)
+        found.append(Time(forward=max(time.forward, way), backward=max(time.backward, way)))
+    return replace(times, layers=tuple(found))
+
+
+def kept_by_layer(training: Training, kind: int) -> float:
+    """Count the bytes that a layer of a kind keeps of one micro-batch, computing nothing again, on a GPU."""
+    if isinstance(training.model, MeasuredModule):
+        of_kind = blocks_of(training.model).kinds[kind]
+        return sum(training.model.kept(name, training.parallel.micro_batch_size) for name in of_kind)
+    return layer_activations(training, kind, fused=True)
+
+
+def host_bytes(training: Training, layers: Sequence[int]) -> float:
+    """Count the bytes of activations that all nodes hold at most, with so many layers in each stage, or of several
+    chunks in each of these."""
+    parallel, stages, chunks = training.parallel, training.parallel.pipeline, training.parallel.chunks
+    of_layer = max(kept_by_layer(training, kind) for kind in range(len(blocks_of(training.model).kinds)))
+    held = [parallel.schedule.definition.held(stage, stages, chunks) for stage in range(stages)]
+    passes = sum(
+        min(number, parallel.micro_batches * chunks) * sum(layers[stage::stages]) / chunks
+        for stage, number in enumerate(held)
+        if parallel.offloads[stage].takes_activations
+    )
+    return float(of_layer * passes * parallel.data * parallel.tensor_size)

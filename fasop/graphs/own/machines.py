@@ -21,7 +21,7 @@ from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.profiles.collective_times import Operation
 from fasop.errors import SearchError
-from fasop.graphs.options import Level
+from fasop.graphs.division import Level
 
 MOST = 128
 """The most ranks that a graph is divided over: the work grows with their cube."""

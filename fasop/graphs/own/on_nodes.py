@@ -12,10 +12,9 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.allowance import communicator_bytes, context_bytes
 from fasop.costs.memory.amounts import GIB
 from fasop.errors import SearchError
-from fasop.graphs.division import StageDivision
+from fasop.graphs.division import Options, StageDivision
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
-from fasop.graphs.options import Options
 from fasop.graphs.own.machines import of_nodes, require_few
 from fasop.graphs.own.on_levels import division, nothing, proved
 from fasop.graphs.own.recurrence import EQUAL, Best, Recurrence, fastest

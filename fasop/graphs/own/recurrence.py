@@ -23,8 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.graphs.division import Takes
-from fasop.graphs.options import Options
+from fasop.graphs.division import Options, Takes
 from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, between, in_one_order
 from fasop.graphs.own.machines import Machines
 from fasop.graphs.own.versioned_memory import VersionedMemory

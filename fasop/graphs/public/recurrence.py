@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
-from fasop.graphs.division import StageDivision, stages_of
+from fasop.graphs.division import Level, Options, StageDivision, Sync, stages_of
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
-from fasop.graphs.options import Level, Options, Sync
 from fasop.graphs.public.states import States
 
 

@@ -26,7 +26,7 @@ from fasop.costs.schedules import Number, backward_left, forward_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.bounds import TINY, mean_of, whole_of
-from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
+from fasop.search.by_stage.layout_batch import UnlikeReplicas
 from fasop.simulation.linear import Linear
 from fasop.simulation.loops import compiled
 from fasop.simulation.nodes import times_on

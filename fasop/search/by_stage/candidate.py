@@ -19,8 +19,8 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.partition.exact import proved_of_paths
 from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
+from fasop.search.by_stage.layout_batch import UnlikeReplicas
 from fasop.search.by_stage.longest_paths import LongestPaths
-from fasop.search.by_stage.unlike_replicas import UnlikeReplicas
 from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear

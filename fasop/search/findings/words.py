@@ -12,8 +12,8 @@ import numpy as np
 from conf.schema.parallel import Parallel
 from conf.visible import plural
 from fasop.costs import sizes
+from fasop.costs.memory.activations import host_bytes
 from fasop.costs.memory.amounts import GIB
-from fasop.costs.memory.host_activations import host_bytes
 from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan
 from fasop.search.search import Coverage

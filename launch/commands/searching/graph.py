@@ -54,8 +54,7 @@ its profiler, or of 'tdpp profile'. The machines are given as levels of a networ
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp search <argv>`, of which one word is graph=."""
     from fasop.graphs.arguments import parse
-    from fasop.graphs.doubts import doubts
-    from fasop.graphs.graph_text import read_graph
+    from fasop.graphs.graph_text import doubts, read_graph
     from fasop.graphs.table import summary, table
 
     args = parse(argv)

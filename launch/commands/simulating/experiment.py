@@ -42,7 +42,7 @@ class Simulated:
 def simulated(args: Arguments) -> Simulated:
     """What `tdpp launch` would train, and on which nodes it could. Raises TdppError: it cannot be composed, or its
     times are not known."""
-    from fasop.costs.profiles.by_name import with_profile
+    from fasop.costs.profiles.files import with_profile
 
     cfg = compose_unchecked(args.overrides)
     if args.profile is not None:

@@ -16,7 +16,7 @@ from conf.errors import ConfigError
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Gpu, Model, Precision
 from fasop.costs.network.links import Link
-from fasop.costs.profiles.by_name import with_profile
+from fasop.costs.profiles.files import with_profile
 from fasop.costs.roofline import EMBEDDING, HEAD, START_S, Time, roofline, starts_s
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.control.planning.plan import make_plan

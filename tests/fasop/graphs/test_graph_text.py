@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fasop.graphs.doubts import doubts
-from fasop.graphs.graph_text import GraphError, graph_text, parse, read_graph
+from fasop.graphs.graph_text import GraphError, doubts, graph_text, parse, read_graph
 from tests.support.profiled_graphs import branches, chain, random_graph
 
 

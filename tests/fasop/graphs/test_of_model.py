@@ -16,9 +16,9 @@ from conf.compose import compose
 from fasop.costs.measured_module import LOSS
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
+from fasop.graphs.division import Level, Options
 from fasop.graphs.graph_text import read_graph
 from fasop.graphs.operators import Operators
-from fasop.graphs.options import Level, Options
 from fasop.graphs.own.cuts import Cuts
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import Recurrence

@@ -17,7 +17,7 @@ from conf.compose import compose
 from conf.schema.experiment import Experiment, Schedule
 from conf.schema.values.partition import NodeOrder
 from fasop.costs.hardware import NodeKind
-from fasop.costs.memory.host_activations import kept_by_layer
+from fasop.costs.memory.activations import kept_by_layer
 from fasop.costs.network.placement import place
 from fasop.costs.training import Training
 from fasop.errors import SearchError

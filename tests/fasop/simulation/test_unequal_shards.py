@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from conf.compose import compose
 from conf.errors import ConfigError
-from fasop.costs.memory.shards import MOST, proportions, slack
+from fasop.costs.memory.shared_state import MOST, proportions, slack
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read

@@ -13,7 +13,7 @@ from fasop.shares.of_profiles import SYNC, measured_cluster, solved
 from fasop.shares.performance import Pace, in_rounds, paces, seconds_in_rounds
 from fasop.tables.trainings import Results
 from fasop.trainings.play import Player, State, Stretch
-from fasop.trainings.replica_times import halves_of
+from fasop.trainings.replica_nodes import halves_of
 from launch.commands.simulate import played
 from launch.commands.simulating import experiment
 from launch.commands.simulating.arguments import parse

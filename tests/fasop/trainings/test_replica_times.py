@@ -8,7 +8,7 @@ import pytest
 
 from fasop.simulation.iteration import Durations
 from fasop.simulation.ranks.replay import StageTimes
-from fasop.trainings.replica_times import FULL, PERIOD, SeveralStages, halves_of
+from fasop.trainings.replica_nodes import FULL, PERIOD, SeveralStages, halves_of
 from megatron_ext.contract.schedule.iteration import dealt
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
+from fasop.graphs.division import Level, Options
 from fasop.graphs.graph import Graph, Operator
 from fasop.graphs.graph_text import graph_text
-from fasop.graphs.options import Level, Options
 from fasop.graphs.own.on_levels import on_levels
 from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.public.recurrence import divide

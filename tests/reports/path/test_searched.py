@@ -10,8 +10,7 @@ import pytest
 
 from conf.compose import read_experiment
 from conf.run_folder.rundir import RunDir
-from fasop.search.findings.found_plan import FoundPlan
-from fasop.search.findings.other_plans import other_plans
+from fasop.search.findings.other_plans import FoundPlan, other_plans
 from fasop.simulation.predict import predict
 from launch.commands.report import main as report
 from reports import sources

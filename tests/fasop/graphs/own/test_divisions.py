@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from conf.schema.experiment import Gpu, NodeGroup
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
+from fasop.graphs.division import Level, Options, Sync
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
-from fasop.graphs.options import Level, Options, Sync
 from fasop.graphs.own import recurrence
 from fasop.graphs.own.machines import Machines, of_levels, of_nodes
 from fasop.graphs.own.on_levels import on_levels
