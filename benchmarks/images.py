@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from megatron_ext.contract.data_parts import Augment
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.ahead import Ahead
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision.images import ImageSamples

@@ -21,8 +21,8 @@ from pathlib import Path
 from conf.compose import compose
 from conf.schema.experiment import Experiment
 from fasop.costs.hardware import NodeKind
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts, Shape
+from fasop.costs.profiles.steps import CollectiveTimes, Operation
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.predict import predict_plan
 

@@ -10,18 +10,18 @@ from dataclasses import asdict, field
 from conf.errors import ConfigError
 from conf.schema.values import ranges
 from conf.schema.values.ranges import MISSING, config
-from megatron_ext.contract import data_parts
+from megatron_ext.contract import plan_parts
 from megatron_ext.contract.keys import PART, Range, between, option, positive
 from megatron_ext.contract.models.model import IMAGES, family_named
 
 
 @config
-class Corpus(data_parts.Corpus):
+class Corpus(plan_parts.Corpus):
     prefix: str = MISSING
 
 
 @config
-class Augment(data_parts.Augment):
+class Augment(plan_parts.Augment):
     """How training changes images; every change follows from train.seed and the numbers of the samples."""
 
     def __post_init__(self) -> None:
@@ -71,25 +71,25 @@ class Data:
         """All that is trained on, `prefix` first."""
         return [Corpus(prefix=self.prefix, weight=self.weight), *self.blend]
 
-    def augmented(self, family: str) -> data_parts.Augment | None:
+    def augmented(self, family: str) -> plan_parts.Augment | None:
         """What a rank is given for a model of this family; None: training changes no images."""
         unchanged = Augment(rand_augment_magnitude=self.augment.rand_augment_magnitude)
         if family_named(family).learns != IMAGES or self.augment == unchanged:
             return None
-        return data_parts.Augment(**asdict(self.augment))
+        return plan_parts.Augment(**asdict(self.augment))
 
-    def documents(self) -> data_parts.Documents | None:
+    def documents(self) -> plan_parts.Documents | None:
         """What a rank is given where samples are documents; None: they are running text, or no text."""
-        chats = any(os.path.exists(corpus.prefix + data_parts.ANSWERS) for corpus in self.corpora())  # noqa: PTH110
-        return data_parts.Documents(packing=self.packing) if chats or self.packing else None
+        chats = any(os.path.exists(corpus.prefix + plan_parts.ANSWERS) for corpus in self.corpora())  # noqa: PTH110
+        return plan_parts.Documents(packing=self.packing) if chats or self.packing else None
 
-    def masking(self, family: str) -> data_parts.Masking | None:
+    def masking(self, family: str) -> plan_parts.Masking | None:
         """What a rank is given for a model of this family, with Megatron's defaults."""
         traits = family_named(family)
         if traits.masking_ngram is None:
             return None
         ngram, geometric = self.masking_max_ngram, self.masking_use_geometric_distribution
-        return data_parts.Masking(
+        return plan_parts.Masking(
             mask_prob=self.mask_prob,
             short_seq_prob=self.short_seq_prob,
             max_ngram=ngram if ngram is not None else traits.masking_ngram,

@@ -12,8 +12,8 @@ from data_prep import kinds
 from data_prep.errors import DataPrepError, named
 from data_prep.indexed import check
 from data_prep.indexed.manifest import read_manifest, tokenizer_of
-from megatron_ext.contract.data_parts import ANSWERS
 from megatron_ext.contract.models.model import CHATS
+from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.documents import Documents, DocumentSamples
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.samples import Split

@@ -37,8 +37,8 @@ from data_prep.text.encode import Chunk, Encoded, Options
 from data_prep.text.formats import Format, digest, format_of
 from data_prep.tokenizers.tokenizer import JsonTokenizer, content_of, eos_token_of, loaded
 from data_prep.tokenizers.vocabulary import TOKENIZER
-from megatron_ext.contract.data_parts import ANSWERS
 from megatron_ext.contract.files import write_atomic
+from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.indexed_dataset import token_dtype
 
 if TYPE_CHECKING:

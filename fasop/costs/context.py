@@ -13,7 +13,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
 from fasop.costs.network.collectives import Exchange
-from fasop.costs.profiles.collective_times import Operation
+from fasop.costs.profiles.steps import Operation
 from fasop.costs.roofline import Time
 from fasop.costs.training import Training
 from megatron_ext.contract.parallel_config import Recompute

@@ -15,7 +15,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.network import links
 from fasop.costs.network.collectives import Exchange
-from fasop.costs.profiles.collective_times import Operation
+from fasop.costs.profiles.steps import Operation
 from fasop.costs.roofline import Time
 from fasop.costs.sizes import kind_parameters
 from fasop.costs.training import Training

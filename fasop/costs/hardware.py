@@ -14,9 +14,9 @@ from conf.schema.values.topology import Uplink, uplinks
 from fasop.costs.network import links
 from fasop.costs.network.collectives import Collectives, Exchange
 from fasop.costs.network.links import Link
-from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import Operation
 from fasop.errors import SearchError
 
 LEAST, MOST = 0.01, 100.0

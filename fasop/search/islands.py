@@ -19,7 +19,7 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.parallelism import Parallelism
-from fasop.costs.profiles.collective_times import Operation
+from fasop.costs.profiles.steps import Operation
 from fasop.costs.training import PlacedTraining
 from fasop.errors import SearchError
 from fasop.search.inputs import Inputs

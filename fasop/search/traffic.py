@@ -14,7 +14,7 @@ from fasop.costs.experts import layer_numbers
 from fasop.costs.hardware import NodeKind, has_prices
 from fasop.costs.network.heterogeneous_placement import exchanges
 from fasop.costs.network.links import Link
-from fasop.costs.network.pair_placement import around
+from fasop.costs.network.placement import around
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import by_parameters

@@ -14,9 +14,9 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.network.links import Link
-from fasop.costs.network.pair_placement import around
+from fasop.costs.network.placement import around
 from fasop.costs.parallelism import Numbers
-from fasop.costs.profiles.collective_times import Operation
+from fasop.costs.profiles.steps import Operation
 from fasop.costs.sizes import BYTES
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.iteration import Durations

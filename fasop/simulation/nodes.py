@@ -21,8 +21,8 @@ from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import by_size, has_pairs
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place, stage_nodes
-from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
+from fasop.costs.profiles.steps import Operation
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.simulation import capacity

@@ -16,9 +16,8 @@ from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.heterogeneous_placement import HeterogeneousPlacement
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.network.links import Link
-from fasop.costs.network.pair_placement import PairUses, place_pairs
-from fasop.costs.network.placement import Placement, Uses
-from fasop.costs.profiles.collective_times import Operation
+from fasop.costs.network.placement import PairUses, Placement, Uses, place_pairs
+from fasop.costs.profiles.steps import Operation
 from fasop.costs.training import Training
 from megatron_ext.contract.parallel_config import BUCKET_BYTES
 

@@ -23,8 +23,8 @@ from fasop.simulation.predict import planned
 from fasop.simulation.ranks.rank_durations import basis
 from fasop.simulation.ranks.replicas import Replicas
 from fasop.trainings.measured_nodes import Measured
-from fasop.trainings.node_set import NodeSet, total
 from fasop.trainings.play import Nodes
+from fasop.trainings.played import NodeSet, total
 from fasop.trainings.replica_nodes import OneStage, ReplicaNodes, ReplicaTimes, SeveralStages
 
 if TYPE_CHECKING:

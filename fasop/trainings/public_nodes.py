@@ -17,7 +17,7 @@ from fasop.partition.exact_shares import Units, least_time
 from fasop.shares.performance import Pace, WeightSync, all_reduces, paces, seconds_in_rounds
 from fasop.shares.public_files import Cluster, Server
 from fasop.shares.solution import check_unit, seconds_by_number, sizes_of
-from fasop.trainings.node_set import NodeSet, total
+from fasop.trainings.played import NodeSet, total
 from megatron_ext.contract.adaptive.shares import Times
 from megatron_ext.contract.schedule.iteration import SampleDivision
 

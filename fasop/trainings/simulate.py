@@ -16,9 +16,8 @@ import numpy as np
 
 from fasop.costs.arrays import Integers
 from fasop.errors import SearchError
-from fasop.trainings.node_set import NodeSet
 from fasop.trainings.play import Nodes, Player, State, Stretch, Training
-from fasop.trainings.played import Leg, Played, Trajectory
+from fasop.trainings.played import Leg, NodeSet, Played, Trajectory
 from megatron_ext.contract.adaptive.config import NONE, AdaptConfig, BatchRange
 from megatron_ext.contract.adaptive.forecast import GOALS, TIME, Candidate, choose, forecast
 from megatron_ext.contract.adaptive.shares import Times, fastest

@@ -30,9 +30,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs `tdpp checkpoint <argv>`; returns 0 once the folder is there."""
     arguments = parser().parse_args(argv)
     require_torch("tdpp checkpoint")
-    from megatron_ext.checkpoints.converting import HUGGINGFACE, MEGATRON, TDPP, convert
+    from megatron_ext.checkpoints.converting import HUGGINGFACE, MEGATRON, TDPP, convert, publish
     from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
-    from megatron_ext.checkpoints.publishing import publish
     from megatron_ext.contract.rules.engine import LATENT
     from megatron_ext.inference.held_out import checkpoint_of
 

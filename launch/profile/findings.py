@@ -12,7 +12,6 @@ from typing import Any
 from conf.blocks_of_module import digest_of
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment, Model, Precision
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.profile import (
     Cost,
     LayerProfile,
@@ -24,7 +23,7 @@ from fasop.costs.profiles.profile import (
     SequenceBytes,
     Shape,
 )
-from fasop.costs.profiles.steps import Host, Room, Steps, StepTimes
+from fasop.costs.profiles.steps import CollectiveTimes, Host, Operation, Room, Steps, StepTimes
 from launch.errors import LaunchError
 from launch.profile.link_fit import all_reduce_times, p2p_times, rounded
 

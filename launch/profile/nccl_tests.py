@@ -18,10 +18,10 @@ from conf.errors import reworded
 from conf.schema.experiment import Cluster, Gpu
 from conf.visible import plural
 from fasop.costs.network.collectives import Exchange
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.doubts import profile_doubts
 from fasop.costs.profiles.files import profile_path, read_profile
 from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import CollectiveTimes, Operation
 from launch.errors import LaunchError
 from launch.profile.arguments import Arguments, check_name_free
 from launch.profile.files import write

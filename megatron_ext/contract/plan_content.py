@@ -7,11 +7,21 @@ from typing import Any, Dict, List, Optional
 
 from megatron_ext.contract import parallel_config
 from megatron_ext.contract.adaptive.config import AdaptConfig
-from megatron_ext.contract.data_parts import Augment, Corpus, Documents, Masking
 from megatron_ext.contract.keys import COUNT, NOT_NEGATIVE, about, between
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_check import PlanFault, Values, check_object, fault, require
-from megatron_ext.contract.plan_parts import Elastic, IslandPlan, Place, RehearsalConfig, RunNode, Streaming
+from megatron_ext.contract.plan_parts import (
+    Augment,
+    Corpus,
+    Documents,
+    Elastic,
+    IslandPlan,
+    Masking,
+    Place,
+    RehearsalConfig,
+    RunNode,
+    Streaming,
+)
 from megatron_ext.contract.rules import batch, engine, layout, memory, training
 from megatron_ext.contract.rules.engine import ENGINES, MEGATRON_LM, TDPP
 from megatron_ext.contract.train_config import TrainConfig

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Sequence, Union
 
 import numpy as np
 
-from megatron_ext.contract.data_parts import ANSWERS
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.gpt_samples import OTHER_TOKENIZER
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.samples import SPLITS, Orders, Samples, Split, check_token_ids

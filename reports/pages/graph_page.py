@@ -9,9 +9,8 @@ from itertools import pairwise
 from plotly import graph_objects as go
 
 from conf.visible import plural
-from fasop.graphs.division import StageDivision, Sync
+from fasop.graphs.division import StageDivision, Sync, bound, summary, table, takes
 from fasop.graphs.graph import Operator
-from fasop.graphs.table import bound, summary, table, takes
 from reports.figures.embed import BORDER, SERIES, SOFT, embedded, figure, framed
 from reports.figures.page import bullets, copyable
 from reports.figures.page import table as html_table

@@ -22,7 +22,7 @@ from data_prep.tokenizers.special import vocabulary_of, with_special
 from data_prep.tokenizers.tokenizer import JsonTokenizer, content_of, train_bpe
 from data_prep.training import check_for_training
 from launch.commands.data import main
-from megatron_ext.contract.data_parts import Masking
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.masked.bert_samples import BertSamples
 from megatron_ext.data.masked.sentence_maps import saved_sentence_maps

@@ -18,7 +18,7 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from fasop.costs.network.links import Link
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
+from fasop.costs.profiles.steps import CollectiveTimes, Operation
 
 
 class Exchange(NamedTuple):

@@ -17,8 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.network.pair_placement import PairPlacement, PairUse, PairUses, around, pairs_of
-from fasop.costs.network.placement import Use, Uses, rings
+from fasop.costs.network.placement import PairPlacement, PairUse, PairUses, Use, Uses, around, pairs_of, rings
 from megatron_ext.contract.layout import Layout
 
 Pairs = list[tuple[int, int]]

@@ -18,7 +18,7 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.links import Link, transfer_s
-from fasop.costs.network.pair_placement import PairUses
+from fasop.costs.network.placement import PairUses
 
 
 def has_pairs(kinds: Sequence[NodeKind]) -> bool:

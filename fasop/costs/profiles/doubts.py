@@ -21,8 +21,8 @@ from fasop.costs.network import links
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_doubts import link_doubts
 from fasop.costs.network.links import Link
-from fasop.costs.profiles.collective_times import CollectiveTimes
 from fasop.costs.profiles.profile import LayerProfile, ModelCosts
+from fasop.costs.profiles.steps import CollectiveTimes
 from fasop.costs.roofline import roofline
 from fasop.costs.sizes import ADAM_BYTES
 from fasop.costs.training import Training

@@ -15,14 +15,15 @@ from conf.schema.model import Model
 from conf.schema.values.ranges import MISSING, config
 from fasop.costs.blocks import blocks_of
 from fasop.costs.measured_module import LOSS, MeasuredModule
-from fasop.costs.profiles.collective_times import CollectiveTimes, check_collectives
 from fasop.costs.profiles.steps import (
     AllReduces,
+    CollectiveTimes,
     Host,
     Room,
     Steps,
     check_all_reduces,
     check_buckets,
+    check_collectives,
     check_hosts,
     check_steps,
 )

@@ -19,7 +19,7 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
-from fasop.costs.profiles.collective_times import Operation
+from fasop.costs.profiles.steps import Operation
 from fasop.errors import SearchError
 from fasop.graphs.division import Level
 

@@ -13,11 +13,10 @@ from fasop.errors import SearchError
 from fasop.graphs.division import Level, Options, Stage, StageDivision, Sync, stages_of
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
-from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, between
+from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, Work, between
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import EQUAL, Best, fastest
 from fasop.graphs.own.versioned_memory import VersionedMemory
-from fasop.graphs.own.work import Work
 from fasop.graphs.public.recurrence import Answer, data_parallel_s, optimize
 from fasop.graphs.public.states import States
 

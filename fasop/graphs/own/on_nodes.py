@@ -15,11 +15,11 @@ from fasop.errors import SearchError
 from fasop.graphs.division import Options, StageDivision
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
+from fasop.graphs.own.cuts import Work
 from fasop.graphs.own.machines import of_nodes, require_few
 from fasop.graphs.own.on_levels import division, nothing, proved
 from fasop.graphs.own.recurrence import EQUAL, Best, Recurrence, fastest
 from fasop.graphs.own.versioned_memory import VersionedMemory
-from fasop.graphs.own.work import Work
 from fasop.search.space import node_orders
 
 ORDERS_S = 20.0

@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.graphs.division import Options, Takes
-from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, between, in_one_order
+from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, Work, between, in_one_order
 from fasop.graphs.own.machines import Machines
 from fasop.graphs.own.versioned_memory import VersionedMemory
-from fasop.graphs.own.work import Work
 
 CLOSER = (1e-3, 0.01, 0.03, 0.1, 0.3, 1.0)
 """Limits, as parts of the way from the lower bound to the best division that is known."""

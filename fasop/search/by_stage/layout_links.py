@@ -19,7 +19,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Exchange
 from fasop.costs.network.link_table import LinkTable
 from fasop.costs.network.links import Link
-from fasop.costs.profiles.collective_times import Operation
+from fasop.costs.profiles.steps import Operation
 from fasop.costs.training import Training
 from fasop.search.by_stage.layout_batch import LayoutBatch
 

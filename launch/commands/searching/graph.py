@@ -54,8 +54,8 @@ its profiler, or of 'tdpp profile'. The machines are given as levels of a networ
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp search <argv>`, of which one word is graph=."""
     from fasop.graphs.arguments import parse
+    from fasop.graphs.division import summary, table
     from fasop.graphs.graph_text import doubts, read_graph
-    from fasop.graphs.table import summary, table
 
     args = parse(argv)
     check_writable(args.csv, args.page, args.graph_output)
@@ -120,8 +120,8 @@ def write_results(
     doubts: Sequence[str] = (),
 ) -> None:
     """Writes the files that were asked for."""
+    from fasop.graphs.division import csv_text
     from fasop.graphs.graph_text import graph_text
-    from fasop.graphs.table import csv_text
 
     if csv is not None:
         write_whole(csv, csv_text(division))

@@ -54,10 +54,9 @@ def _require_one_way(given: Mapping[str, tuple[Any, ...]]) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Runs `tdpp search <argv>`."""
-    from fasop.graphs.division import Options
+    from fasop.graphs.division import Options, summary, table
     from fasop.graphs.of_model import graph_of, held_of, partition_of, plan_text, require_streaming
     from fasop.graphs.own.on_nodes import on_nodes
-    from fasop.graphs.table import summary, table
     from fasop.search.inputs import read
     from fasop.search.space.choices import split
 

@@ -12,9 +12,9 @@ from conf.schema.experiment import Experiment
 from conf.schema.values.partition import NodeOrder
 from conf.visible import plural
 from fasop.errors import SearchError
-from fasop.trainings.node_set import NodeSet, orders
 from fasop.trainings.placed_nodes import node_sets, times_of
 from fasop.trainings.play import Training
+from fasop.trainings.played import NodeSet, orders
 from launch.commands.launching.preflight import with_length
 from launch.commands.launching.resolve_auto import resolve_auto
 from launch.commands.simulating.arguments import Arguments

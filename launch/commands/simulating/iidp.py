@@ -13,8 +13,8 @@ from conf.schema.values.partition import AUTO
 from fasop.errors import SearchError
 from fasop.shares.json_files import of_word
 from fasop.shares.public_files import read_adaptation, read_cluster
-from fasop.trainings.node_set import orders
 from fasop.trainings.play import Training
+from fasop.trainings.played import orders
 from fasop.trainings.public_nodes import kinds_of, node_sets, sizes_with, step, streams_by_server, unit_of, whole_order
 from launch.commands.searching.shares import Overlap, weight_sync
 from launch.commands.simulating.arguments import OF_PUBLIC, Arguments

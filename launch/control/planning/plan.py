@@ -22,11 +22,11 @@ from launch.control.executors.free_nodes import free_now
 from launch.control.planning.predictions import elastic_of, rehearsal_times, started_on, times_in_streams, traffic_price
 from launch.history.failures import mean_time_between_failures
 from launch.node.elastic.replan import replanned
-from megatron_ext.contract.data_parts import Corpus
 from megatron_ext.contract.layout import lcm
 from megatron_ext.contract.parallel_config import SCATTERED, SCATTERS
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import (
+    Corpus,
     IslandPlan,
     Node,
     NoisePoint,

@@ -63,8 +63,8 @@ def _choosing(experiment: Experiment) -> Choosing | None:
     elastic, train = experiment.elastic, experiment.train
     if elastic.by is None:
         return None
-    from fasop.trainings.node_set import orders  # with numpy: no other launch needs it
     from fasop.trainings.placed_nodes import node_sets
+    from fasop.trainings.played import orders  # with numpy: no other launch needs it
 
     own, groups = experiment.node_order, dict.fromkeys(experiment.node_order.groups)
     epoch = elastic.epoch

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 
-from megatron_ext.contract.data_parts import Masking
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.masked.masked_samples import MaskedSamples, padded
 from megatron_ext.data.masked.sentence_maps import Cut
 from megatron_ext.data.samples import Split

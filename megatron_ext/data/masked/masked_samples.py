@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from megatron_ext.contract.data_parts import Masking
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.index_maps import split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.masked.sentence_maps import Cut, build_or_load

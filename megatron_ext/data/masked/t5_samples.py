@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Dict, List, Union
 
 import numpy as np
 
-from megatron_ext.contract.data_parts import Masking
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.masked.masked_samples import MaskedSamples, padded
 from megatron_ext.data.masked.sentence_maps import Cut
 from megatron_ext.data.samples import Split

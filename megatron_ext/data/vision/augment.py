@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Callable, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from megatron_ext.contract.data_parts import Augment
+from megatron_ext.contract.plan_parts import Augment
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

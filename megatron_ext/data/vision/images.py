@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Union
 
 import numpy as np
 
-from megatron_ext.contract.data_parts import Augment
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.samples import Orders, Samples, Split
 from megatron_ext.data.vision import augment
 

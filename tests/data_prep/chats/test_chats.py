@@ -16,7 +16,7 @@ from pyarrow import parquet
 from data_prep.errors import DataPrepError
 from data_prep.tokenizers.tokenizer import JsonTokenizer
 from launch.commands.data import main
-from megatron_ext.contract.data_parts import ANSWERS
+from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from tests.support.chat_model import BEGIN, CHATML, END, save_tokenizer, sums, write_lines
 

@@ -19,11 +19,10 @@ from fasop.costs.profiles.profile import LayerProfile
 from fasop.graphs.division import Level, Options
 from fasop.graphs.graph_text import read_graph
 from fasop.graphs.operators import Operators
-from fasop.graphs.own.cuts import Cuts
+from fasop.graphs.own.cuts import Cuts, Work
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import Recurrence
 from fasop.graphs.own.versioned_memory import VersionedMemory
-from fasop.graphs.own.work import Work
 from fasop.simulation.predict import Prediction, predict
 from launch.cli import main
 from launch.profile import files

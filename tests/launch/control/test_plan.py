@@ -15,9 +15,9 @@ from conf.compose import compose
 from conf.schema.experiment import Cluster, Experiment, Gpu, NodeGroup, Parallel
 from launch.control.planning.plan import make_plan
 from launch.judge.evidence import plan_line
-from megatron_ext.contract.data_parts import Corpus
 from megatron_ext.contract.keys import left_out
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Corpus
 from megatron_ext.contract.train_config import TrainConfig
 
 DEMO = compose([])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fasop.costs.profiles import files as profiles
-from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.steps import Operation
 from launch.cli import main
 from launch.errors import LaunchError
 from launch.profile.nccl_tests import read

@@ -20,8 +20,8 @@ from conf.schema.experiment import Model, Precision
 from fasop.costs.measured_module import LOSS
 from fasop.costs.network.links import Link
 from fasop.costs.profiles import files as profiles
-from fasop.costs.profiles.collective_times import Operation
 from fasop.costs.profiles.files import read_profile
+from fasop.costs.profiles.steps import Operation
 from fasop.shares.public_folders import read_folders
 from fasop.simulation.predict import predict
 from launch.cli import main

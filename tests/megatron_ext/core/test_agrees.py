@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from megatron_ext.contract.data_parts import ANSWERS
+from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.indexed_dataset import data_file, write_indexed
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE
 from tests.support.megatron_ext.engine_run import VOCAB, make_run

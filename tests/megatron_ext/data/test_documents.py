@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megatron_ext.contract.data_parts import ANSWERS
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.documents import Documents, DocumentSamples, packed
 from megatron_ext.data.indexed_dataset import data_file, write_indexed
 from megatron_ext.data.samples import Split

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from megatron_ext.contract.data_parts import Masking
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data import blend
 from megatron_ext.data.index_maps import compute, layout
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer

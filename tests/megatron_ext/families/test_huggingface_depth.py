@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from megatron_ext.checkpoints.converting import publish
 from megatron_ext.checkpoints.meta import Checkpoint
-from megatron_ext.checkpoints.publishing import publish
 from megatron_ext.contract.run_files import WEIGHTS
 from megatron_ext.families.huggingface.task import HuggingFaceTask
 from megatron_ext.inference.held_out import whole_model

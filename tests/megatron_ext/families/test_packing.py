@@ -22,9 +22,9 @@ from launch.commands.data import main
 from launch.commands.launching.preflight import with_length
 from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints.meta import Checkpoint
-from megatron_ext.contract.data_parts import Documents
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.plan_parts import Documents
 from megatron_ext.families.huggingface.anatomy import logits_of
 from megatron_ext.families.tasks import task_of
 from megatron_ext.inference.held_out import whole_model

@@ -5,13 +5,12 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from fasop.graphs.division import Level, Options
+from fasop.graphs.division import Level, Options, bound, takes
 from fasop.graphs.graph import Graph, Operator
 from fasop.graphs.graph_text import graph_text
 from fasop.graphs.own.on_levels import on_levels
 from fasop.graphs.own.versioned_memory import VersionedMemory
 from fasop.graphs.public.recurrence import divide
-from fasop.graphs.table import bound, takes
 from launch.cli import main
 from reports.pages.graph_page import drawn_graph, drawn_times, render
 from tests.reports.conftest import Opener

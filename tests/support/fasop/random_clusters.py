@@ -26,8 +26,8 @@ from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.memory.allowance import communicator_bytes, context_bytes
 from fasop.costs.memory.amounts import FRAGMENT_BYTES, GIB, WORKSPACE_BYTES
 from fasop.costs.parallelism import Parallelism
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import CollectiveTimes, Operation
 from fasop.costs.training import Training
 from fasop.search.space.choices import Choices
 from megatron_ext.contract.models.model import ModelConfig

@@ -14,9 +14,9 @@ from conf.errors import ConfigError
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.collectives import Collectives, Curve, Exchange
 from fasop.costs.network.links import Link
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.doubts import doubts, profile_doubts
 from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import CollectiveTimes, Operation
 from fasop.costs.training import Training
 from fasop.simulation.predict import planned, predict_plan
 from tests.support.fasop.plans import column, experiment, kinds, pipelines

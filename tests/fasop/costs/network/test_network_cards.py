@@ -11,8 +11,8 @@ from conf.compose import compose
 from conf.errors import ConfigError
 from fasop.costs.hardware import NodeKind, node_kinds
 from fasop.costs.network.collectives import Exchange
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.profile import LayerProfile
+from fasop.costs.profiles.steps import CollectiveTimes, Operation
 from fasop.costs.training import Training
 from fasop.simulation.pipelines import Pipelines
 from tests.support.fasop.plans import kinds, mixed, pipelines

@@ -12,9 +12,9 @@ import pytest
 from conf.schema.experiment import Precision
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.link_doubts import link_doubts
-from fasop.costs.profiles.collective_times import CollectiveTimes, Operation
 from fasop.costs.profiles.doubts import doubts
 from fasop.costs.profiles.profile import Cost, LayerProfile, Links, LinkTimes, ModelCosts
+from fasop.costs.profiles.steps import CollectiveTimes, Operation
 from fasop.costs.training import Training
 from tests.support.fasop.plans import experiment, kinds
 

@@ -21,12 +21,12 @@ from fasop.graphs.division import Level, Options, Sync
 from fasop.graphs.graph import Graph
 from fasop.graphs.operators import Operators
 from fasop.graphs.own import recurrence
+from fasop.graphs.own.cuts import Work
 from fasop.graphs.own.machines import Machines, of_levels, of_nodes
 from fasop.graphs.own.on_levels import on_levels
 from fasop.graphs.own.on_nodes import on_nodes
 from fasop.graphs.own.recurrence import Best, fastest
 from fasop.graphs.own.versioned_memory import VersionedMemory
-from fasop.graphs.own.work import Work
 from fasop.graphs.public.recurrence import divide, optimize
 from fasop.graphs.public.states import States
 from tests.support.cases import fewer

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_ext.contract.data_parts import Masking
 from megatron_ext.contract.errors import DataError
+from megatron_ext.contract.plan_parts import Masking
 from megatron_ext.data.blend import BlendedSamples
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file, indexed_writer
 from megatron_ext.data.masked.bert_samples import BertSamples

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from megatron_ext.contract.data_parts import Augment
 from megatron_ext.contract.errors import DataError
 from megatron_ext.contract.models.model import ModelConfig
+from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.samples import Split
 from megatron_ext.data.vision import augment
 from megatron_ext.data.vision.images import ImageSamples, open_images
