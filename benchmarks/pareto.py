@@ -11,8 +11,8 @@ import time
 
 from fasop.search.arguments import Arguments, First
 from fasop.search.front import COST
+from fasop.search.front_search import front
 from fasop.search.inputs import read
-from fasop.search.run import front
 
 WORDS = (*("cluster=a100x8_a10x8", "model=xl", "train=gpt2", "train.precision=fp16", "parallel.global_batch_size=64"),)
 

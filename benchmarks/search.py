@@ -27,7 +27,7 @@ from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.local_search import bottleneck, exhaustive, improved
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
-from fasop.search.run import prove
+from fasop.search.proof import prove
 from fasop.search.search import Best, Coverage, explore
 from fasop.search.space.candidates import Candidates, Space
 from fasop.search.space.choices import Choices

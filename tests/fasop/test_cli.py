@@ -13,7 +13,7 @@ import yaml
 from rich.progress import Progress
 
 from conf.compose import compose
-from fasop.search.run import bar
+from fasop.search.progress import bar
 from launch.cli import main
 from launch.commands.searching import plans as searching
 from tests.support.ordinary_user import ordinary_user

@@ -90,6 +90,7 @@ def ready() -> None:
         import_module(f"launch.commands.{command}")
     for name in (
         "fasop.search.search",
+        "fasop.search.front_search",
         "fasop.search.run",
         "fasop.search.inputs",
         "fasop.tables.plans",

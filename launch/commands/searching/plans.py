@@ -47,7 +47,8 @@ def check_plan_free(name: str, overwrite: bool) -> None:
 def rank(args: Arguments, command: str) -> int:
     """Prints the best plans for the nodes of the cluster."""
     from fasop.costs.profiles.doubts import doubts
-    from fasop.search.run import against, best_plans, front
+    from fasop.search.front_search import against, front
+    from fasop.search.run import best_plans
     from fasop.tables.plans import front as front_table
     from fasop.tables.plans import ranking
 
@@ -191,7 +192,7 @@ def _write(args: Arguments, inputs: Inputs, plans: Sequence[Plan], notes: Sequen
     if args.csv is not None:
         write_whole(args.csv, csv_text(plans, inputs.run))
     if args.page is not None:
-        from fasop.search.run import against
+        from fasop.search.front_search import against
         from fasop.tables.plans import launch_words
         from reports.pages.search_page import render  # few ask for a page, and it is slow to import
 

@@ -17,7 +17,7 @@ from fasop.costs.training import PlacedTraining, Training
 from fasop.search.closer_bounds import closer_least
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds, Way
-from fasop.search.run import prove
+from fasop.search.proof import prove
 from fasop.search.search import Best, Coverage, explore
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices

@@ -13,13 +13,14 @@ import pytest
 from conf.compose import compose
 from conf.schema.values.partition import Partition
 from fasop.errors import SearchError
-from fasop.search import run
+from fasop.search import front_search
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.kept import relieved
 from fasop.search.by_stage.tight import tight_plans
+from fasop.search.front_search import front
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
-from fasop.search.run import best_plans, front
+from fasop.search.run import best_plans
 from fasop.search.space.candidates import Space
 from fasop.simulation.predict import predict, predict_plan
 from fasop.tables.plans import launched_with
@@ -210,7 +211,7 @@ def test_a_front_looks_first_at_layers_computed_again_on_the_nodes_of_its_fastes
         looked_at.append(sum(space.nodes))
         return []
 
-    monkeypatch.setattr(run, "_relieved", look)
+    monkeypatch.setattr(front_search, "relieved_plans", look)
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=3", "model=xl", with_memory(10.0), "train.precision=bf16"]
     front(read([*words, "parallel.global_batch_size=8"]), Arguments(pareto=First.time))
     assert looked_at == [3, 1, 2]

@@ -17,14 +17,15 @@ import pytest
 from conf.compose import compose
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.errors import SearchError
-from fasop.search import run
+from fasop.search import front_search
 from fasop.search.arguments import Arguments, First, parse
 from fasop.search.by_stage import closing, look
 from fasop.search.front import COST, ENERGY, Front, kilowatts
+from fasop.search.front_search import front
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import DAY, HOUR, Plan, Run
-from fasop.search.run import best_plans, front
+from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import Space
@@ -58,7 +59,7 @@ def told(plans: object) -> list[tuple[float, float]]:
 
 def test_a_front_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds and the floor leave out nothing that belongs to it."""
-    monkeypatch.setattr(run, "STAGES_S", -1.0)  # every plan whose stages are alike
+    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # every plan whose stages are alike
     inputs = few()
     every = Best(100_000)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
@@ -76,7 +77,7 @@ def test_a_front_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyP
 
 def test_a_front_of_energy_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the order of the nodes by power is another one than that by price."""
-    monkeypatch.setattr(run, "STAGES_S", -1.0)  # every plan whose stages are alike
+    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # every plan whose stages are alike
     inputs = read([*WORDS, ONE_F_ONE_B, "cluster.gpus.a10.watts=70"])
     every = Best(100_000)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
@@ -178,12 +179,12 @@ def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_
 
     for name in ("explore_near", "explore_stages"):
         monkeypatch.setattr(look, name, explore)
-    monkeypatch.setattr(run, "STAGES_S", math.inf)
+    monkeypatch.setattr(front_search, "STAGES_S", math.inf)
     inputs = few()
     kept = Front(inputs.run, inputs.fault, COST)
     sets = clusters(inputs.kinds)
     kept.add(best_plans(replace(inputs, kinds=sets[1]), Arguments(top=1, leave_out=False, by_stage=False)).plans)
-    run._front_by_stage(inputs, sets, kept)
+    front_search._front_by_stage(inputs, sets, kept)
     assert looked_at == 2 * [gpus_of(sets[1]), gpus_of(sets[0])]
 
 
@@ -255,7 +256,7 @@ def test_a_run_that_chooses_when_it_saves_follows_the_failures_of_its_nodes() ->
 
 
 def test_limits_cut_the_front_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "STAGES_S", -1.0)  # how far a front comes in its time depends on the cores
+    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # how far a front comes in its time depends on the cores
     inputs = few()
     whole = told(front(inputs, Arguments(pareto=First.time)).plans)
     time, cost = whole[1][0], whole[-2][1]
@@ -270,7 +271,7 @@ def test_limits_cut_the_front_and_nothing_else(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_limits_that_nothing_keeps_are_told_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "STAGES_S", -1.0)  # how far a front comes in its time depends on the cores
+    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # how far a front comes in its time depends on the cores
     inputs = few()
     fastest, *_, cheapest = front(inputs, Arguments(pareto=First.time)).plans
     with pytest.raises(SearchError) as error:

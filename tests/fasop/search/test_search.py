@@ -29,7 +29,8 @@ from fasop.search.closer_bounds import closer_least
 from fasop.search.findings.words import best_layers
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
-from fasop.search.run import best_plans, prove
+from fasop.search.proof import prove
+from fasop.search.run import best_plans
 from fasop.search.search import Best, explore, look_beside
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.node_sets import MOST as MOST_CLUSTERS
@@ -415,7 +416,7 @@ def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeyp
             laid_out.append(tuple((kind.name, kind.group.count) for kind in kinds))
             super().__init__(training, kinds, *more, **uneven)
 
-    monkeypatch.setattr("fasop.search.run.Space", Noted)
+    monkeypatch.setattr("fasop.search.common_steps.Space", Noted)
     monkeypatch.setattr("fasop.search.run.SETS_S", 0.0)
     outcome = best_plans(inputs, Arguments(top=1))
     assert "It had no time" in "\n".join(outcome.summary)

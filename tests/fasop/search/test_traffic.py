@@ -11,8 +11,8 @@ from conf.errors import ConfigError
 from fasop.costs.training import PlacedTraining
 from fasop.search.arguments import Arguments, First
 from fasop.search.front import COST
+from fasop.search.front_search import front
 from fasop.search.inputs import read
-from fasop.search.run import front
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
 from fasop.search.space.node_sets import clusters

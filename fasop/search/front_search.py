@@ -1,0 +1,151 @@
+"""The front of time against cost or energy, over all sets of nodes of a cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from conf.visible import plural
+from fasop.costs.hardware import NodeKind
+from fasop.search.arguments import Arguments, First
+from fasop.search.common_steps import (
+    Outcome,
+    explore_shares_of,
+    means_of,
+    on_sets,
+    relieved_plans,
+    spaces_of,
+    spaces_on,
+)
+from fasop.search.findings import words
+from fasop.search.findings.idle_gpus import notes
+from fasop.search.findings.no_plan import why_no_plan
+from fasop.search.front import COST, ENERGY, Expense, Front, Limits, check_known, nothing_within
+from fasop.search.inputs import Inputs
+from fasop.search.lower_bound import LowerBounds
+from fasop.search.plan import Plan
+from fasop.search.progress import bar
+from fasop.search.search import Best, Coverage, explore, look_beside
+from fasop.search.space import node_sets
+from fasop.search.space.candidates import Space
+
+FRONT_S = 90.0
+"""CPU seconds of a front. 80 sets of nodes take about 17; what comes last, plans with unequal shares,
+may be the fastest."""
+SHARES_S = 5.0
+"""Seconds of a front that are, at least, for plans with unequal shares."""
+BESIDE_S = 3.0
+"""Seconds of a front for the other schedules of its plans' sizes."""
+STAGES_S = 4.0
+"""Seconds of a front for plans whose stages differ, on the nodes of its plans."""
+RELIEF_S, LULL = 3.0, 5
+"""Seconds of a front for plans that compute only some of their layers again; and sets of nodes in a row, on which none
+is of worth, after which no further ones are looked at."""
+
+
+def front(inputs: Inputs, args: Arguments) -> Outcome:
+    """The plans that no other one beats in both time and cost, or time and energy, in the order that is asked for.
+
+    Raises:
+        SearchError: a node has no price, a GPU no power, or no plan is within the limits.
+    """
+    expense = against(args)
+    check_known(inputs.kinds, expense)
+    limits = Limits(cost=args.max_cost, days=args.max_days)
+    for one in (one for ways in means_of(inputs) for one in ways):
+        every, seen, tried = _front(one, inputs, expense)
+        if every:
+            inputs = one
+            break
+    else:
+        raise why_no_plan(one.training, one.kinds, one.choices)
+    plans = limits.keep(every, inputs.run, expense)
+    if not plans:
+        raise nothing_within(every, inputs.run, limits, expense)
+    shown = plans if args.pareto is First.time else plans[::-1]
+    whole = f"the whole training has {plural(inputs.run.iterations, 'iteration')}"
+    amount = "dollars" if expense is COST else expense.unit
+    known = whole if inputs.run.known else f"add tokens=N to see days and {amount} of a whole training"
+    covers = (
+        "Prices cover the nodes that a plan uses"
+        if expense is COST
+        else "The energy is that of all GPUs of the nodes that a plan uses, at cluster.gpus.<key>.watts"
+    )
+    summary = (
+        words.front(plans, expense.what, tried),
+        *filter(None, [words.offloaded(plans[0]), words.parts_by_memory(plans[0])]),
+        f"{covers}; {known}.",
+        *([] if inputs.run.failures is None else [inputs.run.failures.said(shown[0].nodes, shown[0].total)]),
+        words.looked_at(inputs, seen, node_sets.described(inputs.training, inputs.kinds)),
+        f"Proved: {words.best_layers(shown[0].gap)}",
+    )
+    return Outcome(plans=shown, summary=summary, notes=notes(shown))
+
+
+def against(args: Arguments) -> Expense:
+    """Returns what the front of a search weighs against time."""
+    return ENERGY if args.pareto is First.energy else COST
+
+
+def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
+    """The plans, what was gone through, and on how many sets of nodes stages that differ were tried; like `_ranked`."""
+    kept = Front(inputs.run, inputs.fault, expense)
+    until = time.process_time() + FRONT_S
+    sets, bounds = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds)), LowerBounds(inputs.kinds)
+    if not sets:
+        return [], Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
+    with bar("searching", phases=2) as progress:
+        spaces, unlike = spaces_on(inputs, sets, bounds), spaces_on(inputs, sets, bounds, uneven=True)
+        seen = explore(spaces, kept, progress, until)
+        until = max(time.process_time(), until - SHARES_S) + SHARES_S
+        seen += explore(unlike, kept, progress, until)
+        explore_shares_of(inputs, sets, kept, until + SHARES_S)
+        until = time.process_time() + BESIDE_S
+        for plan in kept.plans:
+            best = Best(1, inputs.fault)
+            best.add([plan])
+            look_beside([*spaces, *unlike], best, until)
+            kept.add(best.plans)
+        tried = _front_by_stage(inputs, sets, kept)
+        if kept.plans:
+            _front_relieved(inputs, asked, sets, [spaces, unlike], kept)
+    return kept.plans, seen, tried
+
+
+def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front) -> int:
+    """Adds plans whose stages differ: first those near each plan of a front, which take the least time to find, and
+    then the fastest ones on the nodes of each plan of a front, the fastest first, and behind that one on all nodes.
+    Returns on how many sets of nodes any were looked at."""
+    from fasop.search.by_stage.closing import QUICK
+    from fasop.search.by_stage.look import explore_near, explore_stages
+
+    tried, until = set[int](), time.process_time() + STAGES_S
+    for explore_some in (explore_near, explore_stages):
+        known = on_sets(kept.plans, sets)
+        for number, plan in dict([*known[:1], *((0, plan) for _, plan in known[:1]), *known]).items():
+            if time.process_time() <= until:
+                best = Best(1, inputs.fault)
+                best.add([plan])
+                if explore_some(inputs.training, [sets[number]], inputs.choices, best, QUICK, until):
+                    tried.add(number)
+                kept.add(best.plans)
+    return len(tried)
+
+
+def _front_relieved(
+    inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]], every: Sequence[Sequence[Space]], kept: Front
+) -> None:
+    """Adds plans whose stages keep only what they need: on the nodes of the fastest plan first, and then on the sets
+    with the fewest GPUs, which have the least room, until there are none on some sets in a row."""
+    until, in_vain = time.process_time() + RELIEF_S, 0
+    fastest = [number for number, _ in on_sets(kept.plans[:1], sets)]
+    for number in dict.fromkeys([*fastest, *reversed(range(len(sets)))]):
+        if time.process_time() > until or in_vain == LULL:
+            break
+        plans = [plan for at, plan in on_sets(kept.plans, sets) if at == number]
+        here = spaces_of([number], every)
+        relief = relieved_plans(inputs, asked, plans, kept.slowest(sets[number]), here, until)
+        in_vain = 0 if relief else in_vain + 1
+        kept.add(relief)
