@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, permutations
 
 import numpy as np
 
 from conf.schema.values.partition import Partition
-from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.costs.arrays import Bools, Floats, Integers, distinct
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.allowance import room_gib
 from fasop.costs.memory.amounts import GIB
@@ -241,6 +241,12 @@ class Candidate:
                 found[some] = self._replay.seconds(self._stages.columns(partitions[:, some]))
         return found
 
+    def _may_take_less(self, partitions: Integers, seconds: float) -> Bools:
+        """[partitions]: which may take less than so many seconds, by what bounds stages of so many layers."""
+        if not self.alike:
+            return np.ones(partitions.shape[1], bool)
+        return np.asarray(self._tables.least_of(partitions) < seconds)
+
     @property
     def few(self) -> bool:
         layers, stages = self._blocks.layers, self._layout.stages
@@ -278,18 +284,27 @@ class Candidate:
     def _near(self, partition: Integers) -> Integers:
         """[stages, partitions]: a layer goes from any stage to any other; where layers differ, also several from a
         stage to its neighbour."""
+        if self.alike:
+            near: Integers = partition[:, np.newaxis] + self._moves
+            return near[:, near.min(axis=0) >= 0]
         return np.array([*self._neighbours(partition)], np.int64).reshape(-1, len(partition)).T
 
+    @cached_property
+    def _moves(self) -> Integers:
+        """[stages, moves]: a layer less in a stage, and one more in another."""
+        one, pairs = np.identity(self._layout.stages, np.int64), [*permutations(range(self._layout.stages), 2)]
+        source, target = np.array(pairs, np.int64).reshape(-1, 2).T
+        moves: Integers = one[:, target] - one[:, source]
+        return moves
+
     def _neighbours(self, partition: Integers) -> Iterator[Integers]:
-        stages = range(len(partition))
-        for source in stages:
-            for target in stages:
-                most = int(partition[source]) if not self.alike and abs(source - target) == 1 else 1
-                for count in range(1, min(most, int(partition[source])) + 1) if source != target else ():
-                    moved = partition.copy()
-                    moved[source] -= count
-                    moved[target] += count
-                    yield moved
+        for source, target in permutations(range(len(partition)), 2):
+            most = int(partition[source]) if abs(source - target) == 1 else 1
+            for count in range(1, min(most, int(partition[source])) + 1):
+                moved = partition.copy()
+                moved[source] -= count
+                moved[target] += count
+                yield moved
 
     def search(
         self, limit: float, begin: Sequence[int] | None = None, close: float = 0.0
@@ -312,12 +327,17 @@ class Candidate:
         found, seconds = begins[:, [np.argmin(at_begin)]], float(at_begin.min())
         while seconds < limit:
             near = self._near(found[:, 0])
-            taken = self.seconds(near)
+            taken, worth = np.full(near.shape[1], np.inf), self._may_take_less(near, seconds)
+            taken[worth] = self.seconds(near[:, worth])
             steps += self.steps
-            if taken.min() >= seconds and seconds < close:
+            if taken.min(initial=np.inf) >= seconds and seconds < close:
+                taken[~worth] = self.seconds(near[:, ~worth])
                 first = near[:, np.argsort(taken, kind="stable")[:FIRST_MOVES]]
                 near = distinct(np.hstack([self._near(one) for one in first.T]), axis=1)
+                near = near[:, self._may_take_less(near, seconds)]
                 taken, steps = self.seconds(near), steps + self.steps
+            if not len(taken):
+                break
             best = int(np.argmin(taken))
             if taken[best] >= seconds:
                 break

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, product
+from itertools import accumulate, chain, groupby, pairwise, product
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -70,7 +71,7 @@ def near(begin: Near, tensors: Sequence[int], most: int) -> list[Near]:
             begun, ended = _spread(of_first, [1] * len(new)), _spread(of_last, [1] * len(others))
             found.setdefault((*new, *stages[1:-1], *others), ((*begun, *layers[1:-1], *ended), True))
     return [
-        Near(Layout(tuple(tensor for tensor, _ in one), tuple(replicas for _, replicas in one)), *how)
+        Near(Layout(tuple(map(itemgetter(0), one)), tuple(map(itemgetter(1), one))), *how)
         for one, how in found.items()
         if len(one) <= most and len(set(one)) > 1 and one != stages
     ]
@@ -118,8 +119,9 @@ def _fills(gpus: int, tensors: Sequence[int]) -> list[Stages]:
 
 
 def _spread(layers: int, weights: Sequence[int]) -> tuple[int, ...]:
-    ends = np.cumsum([0, *weights]) * layers // sum(weights)
-    return tuple(np.diff(ends).tolist())
+    whole = sum(weights)
+    ends = [before * layers // whole for before in accumulate(weights, initial=0)]
+    return tuple(end - begin for begin, end in pairwise(ends))
 
 
 class Sketches(PlacedLayouts):
@@ -130,9 +132,9 @@ class Sketches(PlacedLayouts):
         through all other stages and back. Links inside a node count with their bandwidth."""
         layouts, parallel = self._layouts, one.parallel
         until = np.cumsum([0.0, *work.units[np.array(one.blocks.sequence, np.int64)]])
-        units, rows = np.zeros(layouts.tensors.shape), np.arange(len(partitions))
-        for row, partition in enumerate(partitions):
-            units[row, : len(partition)] = np.diff(until[np.cumsum([0, *partition])])
+        rows, padded = np.arange(len(partitions)), np.zeros(layouts.tensors.shape, np.int64)
+        padded[layouts.exists] = [*chain.from_iterable(partitions)]
+        units = np.diff(until[np.cumsum(padded, axis=1)], axis=1, prepend=0.0)
         rate = np.array([8e-9 / node.group.intra_gbit_per_s for node in self._nodes for _ in range(node.gpus)])
         inside = rate[np.minimum(layouts.begins, len(rate) - 1)] * layouts.tensors
         bytes_of = np.array(work.gradients)[self._sizes(work)]

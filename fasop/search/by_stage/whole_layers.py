@@ -23,6 +23,8 @@ from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule
 
+ROUNDING = 1e-9
+"""The part of a time by which sums of the same times may differ."""
 HALVED = 9
 """How often `StageTables.least` halves what is open."""
 OF_TRIP = (
@@ -133,9 +135,31 @@ class StageTables:
             low, high = (low, middle) if self.can_share_out(middle) else (middle, high)
         return low
 
+    def least_of(self, partitions: Integers) -> Floats:
+        """[partitions], of [stages, partitions] layers that are in the tables: seconds that each takes at least.
+
+        The first stage steps its optimizer before the first micro-batch, which goes through all stages before one, or
+        also comes back through them, beside all passes of this one; or through all stages and back, before the passes
+        that one has left.
+        """
+        rows = np.arange(len(partitions))[:, np.newaxis]
+        there, trip = (np.cumsum(table[rows, partitions], axis=0) for table in (self.there, self.there_and_back))
+        none = np.zeros((1, partitions.shape[1]))
+        before, both_before = (np.concatenate([none, passed[:-1]]) for passed in (there, trip))
+        longest = np.maximum.reduce(
+            [
+                before + self.summed[rows, partitions],
+                both_before + self.returned[rows, partitions],
+                trip[-1] + self.left[rows, partitions],
+            ]
+        )
+        stepped = self.step[0, partitions[0]] + longest.max(axis=0)
+        least: Floats = np.maximum(stepped, self.alone[rows, partitions].max(axis=0)) * (1 - ROUNDING)
+        return least
+
     def can_share_out(self, seconds: float) -> bool:
         """Whether there may be a partition all chains of which keep within these seconds."""
-        seconds *= 1 + 1e-9
+        seconds *= 1 + ROUNDING
         allowed = self.fits & (self.alone <= seconds)
         while allowed.any(axis=1).all():
             shortest = self._shortest_trip(allowed, seconds)

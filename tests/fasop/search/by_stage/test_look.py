@@ -301,6 +301,31 @@ def test_no_option_is_below_the_bound_of_the_options_that_it_is_bounded_with(net
     assert rows > 200
 
 
+@pytest.mark.parametrize("network", ["plain", "links"])
+def test_no_partition_takes_less_than_its_stages_with_their_layers_say(network: str) -> None:
+    """So a search need not look at neighbours that are bounded by what it has."""
+    compared, left_out = 0, 0
+    for seed in range(fewer(12, 60)):
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng)
+        nodes = StagedPlans(training, [*NETWORKS[network](rng, kinds)], choices, 60)
+        for _ in range(fewer(5, 20) if nodes.wanted and nodes.options else 0):
+            row, order, option = (int(rng.integers(len(of))) for of in (nodes.wanted, nodes.orders, nodes.options))
+            layout, parallel = nodes.wanted[row], nodes.options[option].parallel
+            if max(layout.replicas) * parallel.micro_batch_size > parallel.global_batch_size:
+                continue
+            one = nodes.candidate(layout, order, option)
+            if not one.alike or math.isinf(one.bound):
+                continue
+            layers = one.training.blocks.layers
+            some = rng.multinomial(layers, rng.dirichlet(np.ones(layout.stages)), 50).T
+            taken, least = one.seconds(some), one._tables.least_of(some)
+            assert (least <= taken).all(), (seed, row, order, option)
+            compared += int(np.isfinite(taken).sum())
+            left_out += int((least > taken.min()).sum())
+    assert compared > 500 and left_out > compared / 3
+
+
 BETWEEN = (
     "topology={}",
     "topology={room: {groups: [gpu2], gbit_per_s: 10}}",
