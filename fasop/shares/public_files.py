@@ -110,7 +110,7 @@ def read_cluster(file: Path) -> Cluster:
     return Cluster(
         servers=servers,
         measured=measured,
-        buckets_mib=_buckets(paths["bucket_profile_dir"]),
+        buckets_mib=read_buckets(_only(paths["bucket_profile_dir"], "*.json", "of bucket sizes"))[1],
         all_reduces_within=within,
         all_reduces_between=between,
         unit=unit,
@@ -267,10 +267,6 @@ def step_of(workers: int, ms: Mapping[str, float]) -> MeasuredStep:
         copy_s=ms["copy"] / 1000,
         statistics_s=ms.get("statistics", 0.0) / 1000,
     )
-
-
-def _buckets(folder: Path) -> tuple[float, ...]:
-    return read_buckets(_only(folder, "*.json", "of bucket sizes"))[1]
 
 
 def _all_reduces(folder: Path, where: str, needed: bool) -> tuple[tuple[float, float], ...]:

@@ -115,8 +115,8 @@ class Player:
         """Raises ValueError where no batch fits the bounds."""
         self._training, self._nodes = training, nodes
         self._streams = several(nodes.streams)
-        adapt = training.adapt
-        self._config = _fixed(training.global_batch_size) if adapt is None else _on(nodes, adapt)
+        adapt, batch = training.adapt, training.global_batch_size
+        self._config = AdaptConfig(lower=batch, upper=batch, every=1) if adapt is None else _on(nodes, adapt)
         self.controller = Controller(
             self._config,
             training.micro_batch_size,
@@ -287,8 +287,3 @@ def _on(nodes: Nodes, adapt: AdaptConfig) -> AdaptConfig:
         micro_batch_sizes=[[*of_replica] for of_replica in nodes.ways],
         streams=[[[*counts] for counts in of_replica.values()] for of_replica in nodes.ways],
     )
-
-
-def _fixed(batch: int) -> AdaptConfig:
-    """That changes nothing."""
-    return AdaptConfig(lower=batch, upper=batch, every=1)

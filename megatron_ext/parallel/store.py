@@ -78,7 +78,7 @@ class Server:
                 late.cancel()
                 while True:
                     request = json.loads(await _receive(reader))
-                    _send(writer, await self._answer(request))
+                    writer.write(framed(await self._answer(request)))
                     await writer.drain()
         except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             pass  # the other side is gone, or speaks something else: it is no more than its own loss
@@ -157,10 +157,6 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
     if length > LONGEST:
         raise ValueError(f"a message of {length} bytes")
     return await reader.readexactly(length)
-
-
-def _send(writer: asyncio.StreamWriter, reply: Any) -> None:
-    writer.write(framed(reply))
 
 
 class StoreError(RuntimeError):

@@ -54,7 +54,7 @@ class BatchDivision:
         chosen = " ".join(f"parallel.{key}={'null' if one is None else one}" for key, one in self.values.items())
         found = f"{chosen} is predicted to be fastest, {self.seconds * 1e3:.1f} ms per iteration"
         if SIZE in self.values:
-            found += f"; micro-batches of {_listed(self.sizes)} were compared"
+            found += f"; micro-batches of {', '.join(map(str, self.sizes))} were compared"
         if self.values.get(SHARES) is not None and self.even is not None:
             seconds, size = self.even
             with_size = f" (micro-batches of {size})" if SIZE in self.values else ""
@@ -196,7 +196,3 @@ def _needs(predicted: Prediction, size: int) -> str:
         f"with micro-batches of {size} stage {stage.name} needs {stage.memory_gib:.1f} of {stage.limit_gib:g} GiB of "
         f"{'/'.join(stage.gpus)}"
     )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return ", ".join(map(str, numbers))
