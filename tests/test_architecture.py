@@ -83,12 +83,12 @@ FLOORS = {
     ],
     "fasop": ["errors bits frozen", "costs", "simulation", "partition", "search shares", "graphs trainings", "tables"],
     "fasop/graphs": [
-        "graph options",
-        "graph_text doubts operators",
+        "graph",
+        "graph_text",
         "division",
         "public",
         "own",
-        "arguments table of_model",
+        "arguments of_model",
     ],
     "launch": [
         *("errors", "machine", "screen", "files", "tracking", "node", "observe", "judge", "history", "control"),

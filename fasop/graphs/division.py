@@ -11,8 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from fasop.costs.arrays import Floats
-from fasop.graphs.graph import Graph, Operator
-from fasop.graphs.operators import Operators
+from fasop.graphs.graph import Graph, Operator, Operators
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,25 +105,22 @@ def replay(schedule: Mapping[str, Any], durations: Durations) -> tuple[float, li
     Raises:
         SearchError: the schedule never ends.
     """
-    return replay_together([_Alone(schedule, durations)])[:2]
+    return replay_together([Pipeline(schedule, durations)])[:2]
 
 
-class Pipelined(Protocol):
-    """What replicas do and take."""
+class Pipeline(NamedTuple):
+    """What some replicas do alike in an iteration, and what it takes them."""
 
-    @property
-    def schedule(self) -> Mapping[str, Any]: ...
-
-    @property
-    def durations(self) -> Durations: ...
-
-
-class _Alone(NamedTuple):
     schedule: Mapping[str, Any]
+    """Actions, as in docs/formats.md."""
     durations: Durations
+    replicas: tuple[int, ...] = ()
+    """Their numbers."""
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds of node that each of them lies on, by stage."""
 
 
-def replay_together(pipelines: Sequence[Pipelined]) -> tuple[float, list[Event], int]:
+def replay_together(pipelines: Sequence[Pipeline]) -> tuple[float, list[Event], int]:
     """The same of replicas that do or take unlike things, and the number of the slowest, whose events these are.
 
     Every stage sums its gradients over the replicas, when the last of them has all; then the first and the last one sum

@@ -29,6 +29,7 @@ from fasop.simulation.iteration import (
     NORM,
     Durations,
     Iteration,
+    Pipeline,
     Terms,
     computed_until,
     iteration,
@@ -40,7 +41,7 @@ from fasop.simulation.loaded import Parts
 from fasop.simulation.memory_of_stages import HeldOnKind, held_on_kinds, memory_of
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, actions_of
 from fasop.simulation.ranks.replay import Event, StageTimes
-from fasop.simulation.ranks.replicas import Pipeline, Replicas
+from fasop.simulation.ranks.replicas import Replicas
 from fasop.simulation.ranks.streams import StreamIteration, stream_iteration
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.layout import stage_name

@@ -112,7 +112,11 @@ class AnyEngine(ReplicaBatches):
     def progress(self, iteration: int) -> Progress:
         """Returns where the run stands after the last iteration, with the shares that it had."""
         consumed, size = self.consumed(iteration), self.global_batch_size
-        return Progress(consumed, size, rate_of(self._plan, self.updates, consumed, size))
+        return Progress(consumed, size, self._learning_rate(consumed))
+
+    def _learning_rate(self, consumed: int) -> float:
+        """Returns the learning rate of the update after so many samples."""
+        return rate_of(self._plan, self.updates, consumed, self.global_batch_size)
 
     @contextmanager
     def _waiting_for_samples(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from megatron_ext.engine.executor.messages import RECEIVES, actions_by_channel, 
 from megatron_ext.engine.log import TrainingLog
 from megatron_ext.engine.optimizer.learning_rate import rate_of
 from megatron_ext.engine.results import Progress, StepResult, Stopwatch
-from megatron_ext.engine.streams.steps import StreamSteps
+from megatron_ext.engine.streams.executor import StreamSteps
 from megatron_ext.parallel.comm import Inbox, Outbox, annotate_errors
 from megatron_ext.parallel.groups import Groups
 from megatron_ext.timeline.progress import iterates

@@ -24,7 +24,7 @@ from megatron_ext.engine.gradients.gradients import RunningStatistics
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.optimizer.optimizer import Optimizer
 from megatron_ext.engine.results import not_finite
-from megatron_ext.engine.streams.steps import last_of_stream
+from megatron_ext.engine.streams.executor import last_of_stream
 from megatron_ext.learning.flushed import over_cut
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from megatron_ext.tasks.cut import Part, cut

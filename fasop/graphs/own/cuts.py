@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from fasop.bits import bits, mask
 from fasop.costs.arrays import Bools, Floats
 from fasop.errors import SearchError
-from fasop.graphs.graph import Operator
-from fasop.graphs.operators import Operators, users_and_above
+from fasop.graphs.graph import Operator, Operators, users_and_above
 
 
 class Work:

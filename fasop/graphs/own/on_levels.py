@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from fasop.errors import SearchError
 from fasop.graphs.division import Level, Options, Stage, StageDivision, Sync, stages_of
-from fasop.graphs.graph import Graph
-from fasop.graphs.operators import Operators
+from fasop.graphs.graph import Graph, Operators
 from fasop.graphs.own.cuts import Allowance, Cuts, TooMany, Work, between
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import EQUAL, Best, fastest

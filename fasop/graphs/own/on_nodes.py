@@ -13,8 +13,7 @@ from fasop.costs.memory.allowance import communicator_bytes, context_bytes
 from fasop.costs.memory.amounts import GIB
 from fasop.errors import SearchError
 from fasop.graphs.division import Options, StageDivision
-from fasop.graphs.graph import Graph
-from fasop.graphs.operators import Operators
+from fasop.graphs.graph import Graph, Operators
 from fasop.graphs.own.cuts import Work
 from fasop.graphs.own.machines import of_nodes, require_few
 from fasop.graphs.own.on_levels import division, nothing, proved

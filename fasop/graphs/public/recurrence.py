@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
 from fasop.graphs.division import Level, Options, StageDivision, Sync, stages_of
-from fasop.graphs.graph import Graph
-from fasop.graphs.operators import Operators
+from fasop.graphs.graph import Graph, Operators
 from fasop.graphs.public.states import States
 
 

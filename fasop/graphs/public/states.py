@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fasop.bits import bits
 from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
-from fasop.graphs.operators import Operators
+from fasop.graphs.graph import Operators
 
 MOST = 6000
 """States that the public optimizer's recurrence is evaluated for."""

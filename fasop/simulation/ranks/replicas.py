@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fasop.costs.layers import Basis
 from fasop.costs.stream_rates import StreamRates, stream_rates
 from fasop.costs.training import PlacedTraining
-from fasop.simulation.iteration import Durations
+from fasop.simulation.iteration import Durations, Pipeline
 from fasop.simulation.nodes import Nodes
 from fasop.simulation.on_nodes import handing_out, on_nodes
 from megatron_ext.contract.schedule.iteration import as_json
 from megatron_ext.contract.schedule.iteration import schedule as make_schedule
-
-
-class Pipeline(NamedTuple):
-    """What some replicas do alike in an iteration, and what it takes them."""
-
-    schedule: Mapping[str, Any]
-    """Actions, as in docs/formats.md."""
-    durations: Durations
-    replicas: tuple[int, ...]
-    """Their numbers."""
-    kinds: tuple[str, ...]
-    """Names of the kinds of node that each of them lies on, by stage."""
 
 
 class Replicas:

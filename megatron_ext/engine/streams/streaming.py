@@ -25,8 +25,7 @@ from megatron_ext.data.samples import Samples
 from megatron_ext.engine.engine import FORWARD, Engine
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.engine.results import StepResult, as_numbers, from_numbers, not_finite
-from megatron_ext.engine.streams.executor import ScaledExecutor, StageScale, StreamingExecutor, Versions
-from megatron_ext.engine.streams.steps import StreamSteps
+from megatron_ext.engine.streams.executor import ScaledExecutor, StageScale, StreamingExecutor, StreamSteps, Versions
 from megatron_ext.parallel.comm import all_reduce, annotate_errors
 from megatron_ext.tasks.cut import ties
 from megatron_ext.tasks.task import DTYPES, Micro, Task, Tensors

@@ -17,8 +17,8 @@ from fasop.costs.measured_module import LOSS
 from fasop.costs.profiles.files import read_profile
 from fasop.costs.profiles.profile import LayerProfile
 from fasop.graphs.division import Level, Options
+from fasop.graphs.graph import Operators
 from fasop.graphs.graph_text import read_graph
-from fasop.graphs.operators import Operators
 from fasop.graphs.own.cuts import Cuts, Work
 from fasop.graphs.own.machines import of_levels
 from fasop.graphs.own.recurrence import Recurrence

@@ -18,7 +18,7 @@ from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.schedule.check import actions_of
 from megatron_ext.contract.schedule.schedules import Kind
-from megatron_ext.engine.streams.steps import StreamSteps
+from megatron_ext.engine.streams.executor import StreamSteps
 from reports.readers.events import EVENT, Timeline, frame
 
 MS = 1_000_000

@@ -18,8 +18,7 @@ from conf.schema.experiment import Gpu, NodeGroup
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.graphs.division import Level, Options, Sync
-from fasop.graphs.graph import Graph
-from fasop.graphs.operators import Operators
+from fasop.graphs.graph import Graph, Operators
 from fasop.graphs.own import recurrence
 from fasop.graphs.own.cuts import Work
 from fasop.graphs.own.machines import Machines, of_levels, of_nodes
@@ -349,7 +348,7 @@ def test_where_cuts_of_one_order_are_too_many_some_of_them_are_tried(
 
 
 def test_more_operators_than_are_divided_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fasop.graphs.operators.MOST", 30)
+    monkeypatch.setattr("fasop.graphs.graph.MOST", 30)
     with pytest.raises(SearchError, match=r"40 operators are too many to divide into stages, at most 30 .* profile"):
         on_levels(ladder(20), [Level(machines=2, bytes_per_s=1e9)], Options(), VersionedMemory())
 

@@ -10,9 +10,8 @@ import pytest
 
 from fasop.errors import SearchError
 from fasop.graphs.division import Level, Options, Sync
-from fasop.graphs.graph import Graph, Operator
+from fasop.graphs.graph import Graph, Operator, Operators
 from fasop.graphs.graph_text import graph_text
-from fasop.graphs.operators import Operators
 from fasop.graphs.public.recurrence import divide
 from fasop.graphs.public.states import States
 from tests.support.profiled_graphs import branches, chain, node

@@ -16,7 +16,7 @@ from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.schedule.streams import SEMANTICS
 from megatron_ext.data.samples import BEGINNING
 from megatron_ext.engine import engine
-from megatron_ext.engine.streams.steps import last_of_stream
+from megatron_ext.engine.streams.executor import last_of_stream
 from megatron_ext.families.tasks import task_of
 from megatron_ext.learning.delayed import DelayedTraining
 from tests.megatron_ext.contract.schedule.test_streams import compositions, stream_of
