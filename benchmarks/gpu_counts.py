@@ -91,7 +91,7 @@ def words_of(case: Case) -> list[str]:
 
 @dataclass(frozen=True)
 class Counter:
-    """Counts in a folder, in which what Triton has compiled is kept for the next."""
+    """Counts in a folder."""
 
     folder: Path
     megatron_core: Path | None = None
@@ -123,8 +123,6 @@ class Counter:
         own = {
             "STANDIN_LARGEST": str(2**20),  # gradients need not be true
             "PYTHONPATH": ":".join(map(str, paths)),
-            "TRITON_CACHE_DIR": str(self.folder / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
             **(environment or {}),
         }
         ended = machine.run(*words, environment=own)

@@ -83,6 +83,19 @@ def test_ranks_that_call_different_collectives_are_refused(tmp_path: Path) -> No
         ran(tmp_path, program, MEETING)
 
 
+def test_a_forked_program_ends_as_in_a_process_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "program.py"
+    file.with_name("beside.py").write_text("WORD = 'in vain'")
+    file.write_text(
+        "import beside, os, sys\n"
+        "if os.fork() == 0: sys.stdin.read(); print(sys.argv, os.environ['OWN'], flush=True); os._exit(0)\n"
+        "sys.exit(beside.WORD)\n"
+    )
+    ended = Machine(1, tmp_path / "machine").run(file, "a word", environment={"OWN": "value"})
+    assert (ended.returncode, ended.stderr) == (1, "in vain\n")
+    assert ended.stdout == f"{[str(file), 'a word']} value\n"
+
+
 def test_each_wait_launch_and_copy_is_counted(tmp_path: Path) -> None:
     program = """
         import os, sys, torch

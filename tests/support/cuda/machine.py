@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import NamedTuple
 
 from tests.support import ROOT
 from tests.support.cuda.build import build
+from tests.support.cuda.forked import Forks
 
 PYTHON = Path(os.environ.get("CUDA_VENV", "none")).absolute() / "bin" / "python"
 """With the CUDA build of torch, which `make test-cuda` installs."""
@@ -85,23 +88,12 @@ class Machine:
         """Runs the CUDA build's Python with these words."""
         messages = self.folder / "messages"
         messages.mkdir(parents=True, exist_ok=True)
-        library = build(PYTHON, ROOT / "build" / "cuda-standin")
         own = {
-            "LD_PRELOAD": str(library),
-            "LD_LIBRARY_PATH": str(library.parent),
-            "PYTHONPATH": str(ROOT),
             "STANDIN_GPUS": str(self.gpus),
             "STANDIN_LOG": str(self.folder / "log"),
             "STANDIN_MESSAGES": str(messages),
-            "TRITON_LIBCUDA_PATH": str(library.parent),
-            "TRITON_CACHE_DIR": str(self.folder / "triton"),
-            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
-            "TORCH_NCCL_ENABLE_MONITORING": "0",
-            "OMP_NUM_THREADS": "1",
         }
-        command = [PYTHON, *words]
-        env = {**os.environ, **own, **(environment or {})}
-        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+        return _forks().run([*map(str, words)], {**_environment(), **own, **(environment or {})})
 
     def train(self, plan: Path, nodes: int, *job: str) -> None:
         """Starts what the agents of a plan's nodes start; all must end well."""
@@ -116,6 +108,36 @@ class Machine:
     def logs(self) -> list[Path]:
         """Of processes that used a GPU."""
         return [path for path in sorted(self.folder.glob("log.*")) if path.stat().st_size]
+
+
+def _environment() -> dict[str, str]:
+    library = build(PYTHON, ROOT / "build" / "cuda-standin")
+    own = {
+        "LD_PRELOAD": str(library),
+        "LD_LIBRARY_PATH": str(library.parent),
+        "PYTHONPATH": str(ROOT),
+        "TRITON_LIBCUDA_PATH": str(library.parent),
+        "TRITON_CACHE_DIR": f"{_COMPILED.name}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{_COMPILED.name}/inductor",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else each rank starts processes that import torch
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    return {**os.environ, **own}
+
+
+_COMPILED = TemporaryDirectory(prefix="compiled-")
+"""What Triton compiles for one program is there for the next."""
+_started: list[Forks] = []
+_starting = Lock()
+
+
+def _forks() -> Forks:
+    """One for this process."""
+    with _starting:
+        if not _started:
+            _started.append(Forks(PYTHON, _environment()))
+    return _started[0]
 
 
 def counts(log: Path, iteration: int | None = None) -> Counts:
