@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import List, NamedTuple, Tuple
 
 from megatron_ext.contract.errors import EngineError
@@ -35,6 +36,23 @@ class Library(NamedTuple):
                 f"megatron-core {shown} is newer than {'.'.join(map(str, NEWEST))}, the last that was tried with tdpp"
             )
         return found
+
+
+def preload() -> None:
+    """Imports what ranks on a CPU use of megatron.core: five CPU seconds, once before they are forked.
+
+    What fails here is for them to report. On GPUs each of them imports it: it asks for CUDA, which forks then cannot
+    use.
+    """
+    warnings.filterwarnings("ignore", module="megatron")
+    with suppress(Exception):
+        from megatron.core import dist_checkpointing, parallel_state  # noqa: F401
+        from megatron.core.distributed import DistributedDataParallel  # noqa: F401
+        from megatron.core.models.gpt import GPTModel, gpt_layer_specs  # noqa: F401
+        from megatron.core.optimizer import get_megatron_optimizer  # noqa: F401
+        from megatron.core.pipeline_parallel import get_forward_backward_func  # noqa: F401
+        from megatron.core.transformer import multi_latent_attention  # noqa: F401
+        from megatron.core.transformer.moe import moe_utils  # noqa: F401
 
 
 def load(plan: Plan) -> Library:

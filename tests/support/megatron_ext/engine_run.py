@@ -24,6 +24,8 @@ from megatron_ext import worker
 from megatron_ext.checkpoints import safetensors
 from megatron_ext.checkpoints.meta import Checkpoint
 from megatron_ext.contract.plan import Plan
+from megatron_ext.contract.rules.engine import MEGATRON_CORE
+from megatron_ext.core import library
 from megatron_ext.data.indexed_dataset import write_indexed
 
 NOTHING = nullcontext()
@@ -46,6 +48,8 @@ class EngineRun:
     def start(self, within: AbstractContextManager[object] = NOTHING, node: int = 0) -> int:
         """Forks the worker of a node, with its output in nodes/; returns its pid. It runs in the block `within`."""
         sys.stdout.flush()
+        if self.plan.engine == MEGATRON_CORE:
+            library.preload()
         pid = os.fork()
         if pid == 0:
             for stream, path in ((1, self.run.node_out("local-0")), (2, self.run.node_err("local-0"))):
