@@ -6,6 +6,7 @@ make test-megatron
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +15,13 @@ import torch
 
 from megatron_ext.contract.plan_parts import ANSWERS
 from megatron_ext.data.indexed_dataset import data_file, write_indexed
+from tests.support.cases import each
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE
 from tests.support.megatron_ext.engine_run import VOCAB, make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
-TWENTY = ("train.iterations=20", "train.log_interval=1")
+TEN = ("train.iterations=10", "train.log_interval=1")
 
 
 def losses(folder: Path, corpus: Path, *words: str) -> np.ndarray:
@@ -35,19 +37,18 @@ def ours(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[st
 
     def of(model: str) -> np.ndarray:
         if model not in known:
-            known[model] = losses(tmp_path_factory.mktemp(model), corpus, *MODELS[model], *SINGLE, *TWENTY)
+            known[model] = losses(tmp_path_factory.mktemp(model), corpus, *MODELS[model], *SINGLE, *TEN)
         return known[model]
 
     return of
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "layout"), each([*MODELS], [*LAYOUTS], always=product(MODELS, ["all"])))
 def test_losses_are_those_of_tdpps_own_engine(
     tmp_path: Path, corpus: Path, ours: Callable[[str], np.ndarray], model: str, layout: str
 ) -> None:
-    theirs = losses(tmp_path / "run", corpus, MEGATRON, *MODELS[model], *LAYOUTS[layout], *TWENTY)
-    assert len(theirs) == 20
+    theirs = losses(tmp_path / "run", corpus, MEGATRON, *MODELS[model], *LAYOUTS[layout], *TEN)
+    assert len(theirs) == 10
     np.testing.assert_allclose(theirs, ours(model), rtol=0, atol=1e-5)
 
 
@@ -125,8 +126,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "way"), each([*MODELS], [*WAYS]))
 def test_a_run_goes_on_with_another_engine_and_layout(tmp_path: Path, corpus: Path, model: str, way: str) -> None:
     """As one that was never stopped: losses, weights and the optimizer's state."""
     begin, end = WAYS[way]

@@ -17,6 +17,7 @@ from fasop.simulation import rendezvous
 from fasop.simulation.vectorised import Times
 from megatron_ext.contract.events import ACTIVATIONS, ALL_REDUCE, GRADIENTS
 from reports.readers.events import read_run
+from tests.support.cases import each
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
@@ -46,8 +47,7 @@ def sent(run: EngineRun) -> list[dict[str, float]]:
     return [{kind: json.loads(file.read_text())["bytes"][kind] for kind in kinds} for file in files]
 
 
-@pytest.mark.parametrize("layout", ["single", "uneven", "interleaved", "data"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "layout"), each([*MODELS], ["single", "uneven", "interleaved", "data"]))
 def test_the_same_passes_and_messages_are_recorded(tmp_path: Path, corpus: Path, model: str, layout: str) -> None:
     runs = [
         make_run(tmp_path / f"run{number}", corpus, *engine, *MODELS[model], *LAYOUTS[layout], "train.iterations=3")
