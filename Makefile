@@ -51,13 +51,16 @@ test-fast: .venv/dev.installed
 	$(PARALLEL)=auto --maxprocesses=8 -m "not slow"
 
 # Not a part of `make test`, which installs nothing that neither the project nor its other tests need. On Slurm it runs
-# all tests that any engine is to pass: a part of so few may be none of them.
+# all tests that any engine is to pass: a part of so few may be none of them. They wait, and so run beside the others.
 test-megatron: .venv/dev,megatron.installed slurm
+	@mkdir -p build
+	@$(BIN)/pytest --dist=worksteal --numprocesses=2 --engine=megatron_core -m any_engine tests/slurm \
+	  > build/megatron-on-slurm.txt 2>&1 & waiting=$$!; \
 	$(PARALLEL)=auto --maxprocesses=4 tests/megatron_ext/tasks/language/test_megatron_core.py \
 	  tests/megatron_ext/data/test_megatron_core.py tests/megatron_ext/core \
-	  tests/launch/control/test_megatron_lm_runs.py
-	$(PARALLEL)=auto --maxprocesses=4 --engine=megatron_core tests/megatron_ext/test_worker.py
-	$(BIN)/pytest --dist=worksteal --numprocesses=2 --engine=megatron_core -m any_engine tests/slurm
+	  tests/launch/control/test_megatron_lm_runs.py; code=$$?; \
+	$(PARALLEL)=auto --maxprocesses=4 --engine=megatron_core tests/megatron_ext/test_worker.py || code=$$?; \
+	wait $$waiting || code=$$?; cat build/megatron-on-slurm.txt; exit $$code
 
 # What the tests are worth: each mistake is made in a copy of the project, where its test must fail.
 test-mutations: .venv/dev.installed
@@ -85,8 +88,8 @@ $(CUDA_VENV)/cuda.installed: constraints.txt
 lint: .venv/dev.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini
+	$(BIN)/mypy & rooms=$$!; $(BIN)/mypy --config-file tests/mypy.ini --cache-dir .mypy_cache/tests; tests=$$?; \
+	wait $$rooms && exit $$tests
 
 # $(call install,PACKAGES,TESTS): as root, says which of Debian's packages it installs, and installs them. Otherwise they
 # must be there already; the tests say what they skip.
@@ -142,13 +145,17 @@ needed = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyprojec
 offered_cpu_torch = $(CHECKED) --quiet --no-deps "torch==$$(sed -nE 's/^torch==([^ ]+) .*/\1/p' constraints.txt)+cpu" 2>/dev/null \
   || echo "pip's index has no CPU build of torch"
 
-.venv/%.installed: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > .venv/pip.txt
-	$(PIP) --require-hashes -r .venv/pip.txt
+.venv/%.installed: .venv/itself.installed
 	$(if $(TORCH_INDEX),$(CHECKED) --no-deps --index-url $(TORCH_INDEX) torch,$(offered_cpu_torch))
 	$(call needed,$*) > .venv/needed.txt
 	$(CHECKED) -r .venv/needed.txt
+	touch $@
+
+# The checkout, of which the search's innermost loops are compiled: once, whatever extras it is used with.
+.venv/itself.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > .venv/pip.txt
+	$(PIP) --require-hashes -r .venv/pip.txt
 	PYTHONWARNINGS=ignore $(PIP) --build-constraint constraints.txt --no-deps -e .
 	touch $@
 
