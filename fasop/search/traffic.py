@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 
 from fasop.costs import sizes
-from fasop.costs.experts import layer_numbers
 from fasop.costs.hardware import NodeKind, has_prices
 from fasop.costs.network.heterogeneous_placement import exchanges
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import around
+from fasop.costs.shared_layers import layer_numbers
 from fasop.costs.training import PlacedTraining, Training
 from fasop.simulation.islands import by_island
 from fasop.simulation.on_nodes import by_parameters

@@ -10,8 +10,6 @@ from operator import attrgetter
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers, distinct
-from fasop.costs.context import with_shared_sequences
-from fasop.costs.experts import with_exchanges
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, layer_times
 from fasop.costs.memory.activations import through_host
@@ -23,6 +21,7 @@ from fasop.costs.network.links import Link
 from fasop.costs.network.placement import Uses, place, stage_nodes
 from fasop.costs.profiles.profile import optimizer_s_per_parameter
 from fasop.costs.profiles.steps import Operation
+from fasop.costs.shared_layers import with_exchanges
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.simulation import capacity
@@ -52,7 +51,7 @@ def _times_on(kind: NodeKind, training: Training) -> LayerTimes:
     found = layer_times(kind.gpu, kind.profile, training, within)
     found = through_host(found, kind.gpu, training)
     found = found.multiplied(kind.factors.forward, kind.factors.backward)
-    return with_exchanges(with_shared_sequences(found, kind, training), kind, training)
+    return with_exchanges(found, kind, training)
 
 
 def step_s_per_parameter(kind: NodeKind, training: Training) -> float:

@@ -9,13 +9,13 @@ import numpy as np
 
 from fasop.costs import overlap, sizes
 from fasop.costs.arrays import Floats
-from fasop.costs.experts import layer_numbers
 from fasop.costs.layers import gradients_summed, weights_gathered, weights_handed_out
 from fasop.costs.measured_module import MeasuredModule
 from fasop.costs.memory.amounts import GIB
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.network.links import Link
 from fasop.costs.schedules import filling
+from fasop.costs.shared_layers import layer_numbers
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Linear

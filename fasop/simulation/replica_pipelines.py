@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers, distinct
-from fasop.costs.experts import layer_numbers
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import stage_nodes
+from fasop.costs.shared_layers import layer_numbers
 from fasop.costs.training import Training
 from fasop.simulation.linear import Linear
 from fasop.simulation.nodes import Nodes, times_on

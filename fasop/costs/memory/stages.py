@@ -12,7 +12,6 @@ from functools import partial, reduce
 import numpy as np
 
 from fasop.costs.blocks import Blocks, blocks_of
-from fasop.costs.experts import layer_numbers
 from fasop.costs.measured_module import MeasuredBlock, MeasuredModule
 from fasop.costs.memory.activations import (
     attended_bytes,
@@ -26,6 +25,7 @@ from fasop.costs.memory.amounts import FRAGMENT_BYTES, WORKSPACE_BYTES, Amount, 
 from fasop.costs.memory.shared_state import gathered_bytes, parameter_bytes, pieces_bytes, scattered_bytes
 from fasop.costs.network.links import Number
 from fasop.costs.schedules import in_flight
+from fasop.costs.shared_layers import layer_numbers
 from fasop.costs.sizes import activation_bytes, embedding_parameters, head_parameters, word_parameters
 from fasop.costs.training import Training
 from megatron_ext.contract.parallel_config import Recompute

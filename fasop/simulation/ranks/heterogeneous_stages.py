@@ -13,12 +13,12 @@ import numpy as np
 
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers, rolled
-from fasop.costs.experts import layer_numbers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.network.heterogeneous_placement import place_heterogeneous
 from fasop.costs.network.links import Link
 from fasop.costs.parallelism import Parallelism
+from fasop.costs.shared_layers import layer_numbers
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.simulation.linear import Layers, Linear

@@ -11,10 +11,10 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.experiment import Recompute
-from fasop.costs.context import exchange_s
 from fasop.costs.layers import _between
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.parallelism import Parallelism
+from fasop.costs.shared_layers import sequences_s
 from fasop.costs.training import Training
 from fasop.partition.local_search import exhaustive
 from fasop.search.inputs import Inputs, read
@@ -70,7 +70,7 @@ def test_keys_and_values_go_round_once_forward_and_twice_back(inputs: Inputs, re
     assert shared.layer.backward == pytest.approx(alone.layer.backward + ways * ring)
     assert shared.head.forward == pytest.approx(alone.head.forward)
     across = 3 * (group.inter_latency_us * 1e-6 + size * 8e-9 / group.inter_gbit_per_s)
-    assert exchange_s(replace(kind, gpus=2), sized(inputs, 4, micro_batch_size=4)) == pytest.approx(across)
+    assert sequences_s(replace(kind, gpus=2), sized(inputs, 4, micro_batch_size=4)) == pytest.approx(across)
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Recompute
-from fasop.costs.experts import exchange_s, layer_numbers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.parallelism import Parallelism
+from fasop.costs.shared_layers import experts_s, layer_numbers
 from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.partition.local_search import exhaustive
@@ -87,17 +87,17 @@ def test_tokens_go_to_their_experts_and_back(inputs: Inputs) -> None:
     group, model = kind.group, training.model
     size = 2 * model.sequence_length * model.hidden * 2 * 2 / 4  # two experts for a token, two bytes, to each rank
     inside = group.intra_latency_us * 1e-6 + size * 8e-9 / group.intra_gbit_per_s
-    assert exchange_s(kind, training) == pytest.approx(2 * 3 * inside)
+    assert experts_s(kind, training) == pytest.approx(2 * 3 * inside)
     outside = group.inter_latency_us * 1e-6 + size * 2 * 8e-9 / group.inter_gbit_per_s
-    assert exchange_s(replace(kind, gpus=2), training) == pytest.approx(2 * (inside + 2 * outside))
-    assert exchange_s(kind, sized(inputs)) == 0.0
+    assert experts_s(replace(kind, gpus=2), training) == pytest.approx(2 * (inside + 2 * outside))
+    assert experts_s(kind, sized(inputs)) == 0.0
 
 
 @pytest.mark.parametrize(("recompute", "ways"), [("none", (1, 1)), ("full", (1, 2))])
 def test_a_layer_takes_longer_by_the_way_of_its_tokens(inputs: Inputs, recompute: str, ways: Sequence[int]) -> None:
     kind: NodeKind = inputs.kinds[0]
     alone, shared = (times_on(kind, sized(inputs, expert=expert, recompute=Recompute(recompute))) for expert in (1, 2))
-    way = exchange_s(kind, sized(inputs, expert=2))
+    way = experts_s(kind, sized(inputs, expert=2))
     assert shared.layer.forward - alone.layer.forward == pytest.approx(ways[0] * way)
     assert shared.layer.backward - alone.layer.backward == pytest.approx(ways[1] * way)
     assert (shared.embedding, shared.head) == (alone.embedding, alone.head)

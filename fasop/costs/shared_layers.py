@@ -1,4 +1,8 @@
-"""What experts that replicas share out take: their parameters on a rank, and what tokens take on their way.
+"""What layers take that ranks share out by sequences or by experts: parameters on a rank, and messages on their way.
+
+Ranks of a context group lie beside each other. In a layer's forward pass the keys and values of each come to all
+others, in its backward pass once more, with their gradients. Causal attention is divided evenly, as each rank has a
+piece from either end of a sequence. What Transformer Engine sends while it computes counts in full, an upper bound.
 
 Ranks of an expert group, which are replicas that follow each other, hold `experts / expert` experts of each layer. In a
 layer's forward pass every token's activations go to the ranks of its experts and back, in two all-to-alls, and as much
@@ -62,21 +66,42 @@ def _of_experts(model: Model, tensor: int) -> int:
 
 
 def with_exchanges(times: LayerTimes, kind: NodeKind, training: Training) -> LayerTimes:
-    """Adds to the layers' passes what the tokens' way to the experts and back takes on such nodes."""
-    if (seconds := exchange_s(kind, training)) == 0:
-        return times
+    """Adds to the layers' passes what keys and values, and the tokens' way to the experts and back, take on such
+    nodes; passes of shared sequences are those of a rank's part of the tokens (`layer_times`)."""
     recompute = training.parallel.recompute
-    every = recompute.way is Recompute.full and recompute.layers is None
-    return replace(
-        times,
-        layers=tuple(
-            Time(forward=one.forward + seconds, backward=one.backward + (1 + every) * seconds) for one in times.layers
-        ),
-        again=times.again + (seconds if recompute.layers is not None else 0.0),
-    )
+    again = recompute.way is Recompute.full and recompute.layers is None
+    for seconds, ways in ((sequences_s(kind, training), 2), (experts_s(kind, training), 1)):
+        if seconds:
+            layers = (
+                Time(forward=one.forward + seconds, backward=one.backward + (ways + again) * seconds)
+                for one in times.layers
+            )
+            more = seconds if recompute.layers is not None else 0.0
+            times = replace(times, layers=tuple(layers), again=times.again + more)
+    return times
 
 
-def exchange_s(kind: NodeKind, training: Training) -> float:
+def sequences_s(kind: NodeKind, training: Training) -> float:
+    """Seconds in which the keys and values of a layer come to all ranks that share a sequence, round a ring: as fast as
+    its slowest link."""
+    parallel = training.parallel
+    context, tensor = parallel.context, parallel.tensor_size
+    if context == 1:
+        return 0.0
+    model = training.model.sized(tensor)
+    tokens = parallel.own_samples * training.model.sequence_length
+    size = 2 * tokens * model.query_groups * model.head_width / tensor * training.width
+    apart = kind.gpus % (context * tensor) > 0  # some group lies on several nodes
+    exchange = Exchange(Operation.send_recv, 2, size)
+    sharing = max(min(kind.gpus, tensor), kind.alone(exchange)) if apart else 1
+    if (measured := kind.measured(exchange, between=apart)) is not None:
+        link = replace(measured, s_per_byte=sharing * measured.s_per_byte)
+    else:
+        link = links.between(kind.group, sharing) if apart else links.within(kind.group)
+    return (context - 1) * link.takes(size)
+
+
+def experts_s(kind: NodeKind, training: Training) -> float:
     """Seconds of a layer's all-to-alls in a forward pass, if all of an expert group are on nodes of this kind.
 
     A rank sends each other one its part of the activations: within its node at a GPU's bandwidth, out of it at its
