@@ -160,7 +160,7 @@ class Training:
         half = self.megatron_lm and self.precision is Precision.fp16
         return 2 if half and "--accumulate-allreduce-grads-in-fp32" not in self.engine.arguments else 4
 
-    @property
+    @cached_property
     def blocks(self) -> Blocks:
         """Return the model's blocks."""
         return blocks_of(self.model)

@@ -13,14 +13,16 @@ HiGHS proves an eighth and a tighter bound of a ninth; of the four others its bo
 seconds, and 16 here.
 
 Where layers differ, paths and mixed partitions bound an iteration: of any mean of paths the least over all partitions
-is found exactly (`fasop.partition.least_sum`), and no partition takes less. The mean for which that is largest comes
-from a linear program over the paths and the partitions that are known, of which it mixes some; this mixture, and the
-partition that is best for the mean of paths, give further paths (Dantzig and Wolfe 1960).
+of possible stages (`fasop.partition.possible_stages`) is found exactly, and no partition takes less. The mean for which
+that is largest comes from a linear program over the paths and the partitions that are known, of which it mixes some;
+this mixture, and the partition that is best for the mean of paths, give further paths (Dantzig and Wolfe 1960). A path
+knows the messages on it as well as its passes, so that longer ones over some cuts count.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
@@ -28,9 +30,10 @@ from typing import Protocol
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.heterogeneous_layers import memory_taken, of_first_layers, stage_room
-from fasop.partition.least_sum import least_sum
+from fasop.partition.heterogeneous_layers import of_first_layers
+from fasop.partition.least_sum import least_sum_of_steps
 from fasop.partition.linear_program import BoxNode, MinimaxLP, Solved
+from fasop.partition.possible_stages import PossibleStages
 from fasop.simulation.linear import Layers
 from fasop.simulation.pipelines import FULL, Pipelines
 
@@ -66,12 +69,13 @@ class Proof:
     """How many were looked at."""
 
 
-def proved(one: Pipelines, layers: int, begin: Integers, boxes: int, enough: float = np.inf) -> Proof:
+def proved(
+    one: Pipelines, layers: int, begin: Integers, boxes: int, enough: float = np.inf, least: float = 0.0
+) -> Proof:
     """The best partition, from `begin` [parts, 1], which fits; and its bound, the best that so many boxes prove, at
-    most `enough`."""
+    most `enough`. None takes less than `least`, if that is known."""
     if one.order is not None:
-        partition, seconds, bound = proved_of_heterogeneous_layers(one, begin)
-        return Proof(partition=partition, seconds=seconds, bound=bound, boxes=0)
+        return proved_of_heterogeneous_layers(one, begin, least, enough)
     return proved_of_paths(_PipelinePaths(one, layers), layers, begin, boxes, enough)
 
 
@@ -275,77 +279,101 @@ def _rounded(solved: Solved) -> Integers:
     return whole
 
 
-ROUNDS = 60
-"""Linear programs, at most: work is counted, not timed, so that the same search says the same everywhere."""
+PATIENCE, STALLED = (6, 40), 1e-3
+"""Linear programs in a row that raise the bound by no more than this part of an iteration, until there are no more:
+where stages have one chunk, and where nothing but these bounds their chunks."""
 CLOSE = 1e-6
 """The part of an iteration by which a bound may stay below the seconds of the best partition."""
 
 
-def proved_of_heterogeneous_layers(one: Pipelines, begin: Integers) -> tuple[Integers, float, float]:
-    """The best partition that is found on the way, from `begin` [parts, 1], which fits; its seconds; and the bound."""
-    assert one.order is not None
-    assert one.shares is not None
-    least = replace(one, shares=one.shares.min(axis=0, keepdims=True))  # of moments: nothing that fits is lost
-    memory, room = memory_taken(least), stage_room(one)
-    free = [np.full(room.shape, np.inf)]
-    best, seconds, bound = begin, float(one.iteration(begin)[0]), 0.0
-    mixtures, known = _Mixtures(_with_shortest_messages(one.unhidden(one.order.layers)), one.counted(begin)), [begin]
-    for _ in range(ROUNDS):
-        slopes, constant = mixtures.mean_of_paths()
-        found, sums = least_sum(of_first_layers(one, slopes), memory, room, free)
-        bound = max(bound, constant + float(sums[0, 0]))
-        if one.fits(found[0])[0] and (now := float(one.iteration(found[0])[0])) < seconds:
-            best, seconds = found[0], now
-        if bound >= seconds * (1 - CLOSE):
-            break
+def proved_of_heterogeneous_layers(one: Pipelines, begin: Integers, least: float, enough: float = np.inf) -> Proof:
+    """The best partition that is found on the way, from `begin` [parts, 1], which fits; and the bound, from `least` to
+    `enough`. Linear programs count as boxes."""
+    best, seconds, stages = begin, float(one.iteration(begin)[0]), PossibleStages.of(one)
+    bound, reached, stalled, programs = stages.least(least, min(seconds, enough)), -np.inf, 0, 0
+    patience = PATIENCE[one.parts_count > one.stages]
+    steps, mixtures, known = stages.below(min(seconds, enough)), None, [begin]
+    while bound < min(seconds * (1 - CLOSE), enough) and stalled < patience:
+        mixtures, programs = mixtures or _Mixtures(one, begin), programs + 1
+        slopes, of_bytes, constant = mixtures.mean_of_paths()
+        found, sums = least_sum_of_steps(steps, of_first_layers(one, slopes)[..., 0], mixtures.behind(of_bytes))
+        stalled = 0 if constant + sums > reached + STALLED * seconds else stalled + 1
+        reached = max(reached, constant + sums)
+        bound = max(bound, reached)
+        if one.fits(found)[0] and (now := float(one.iteration(found)[0])) < seconds:
+            best, seconds = found, now
+            steps = stages.below(min(seconds, enough))
         mixtures.cut()
-        if not any((found[0] == other).all() for other in known):
-            known.append(found[0])
-            mixtures.add(one.counted(found[0]))
-    return best, seconds, min(bound, seconds)
-
-
-def _with_shortest_messages(one: Pipelines) -> Pipelines:
-    """For numbers of layers by kind, which need not be a partition."""
-    replicas = tuple(replace(own, lines=_with_shortest_messages(own.lines)) for own in one.replicas)
-    return replace(one, order=None, shares=None, replicas=replicas)
+        if not any((found == other).all() for other in known):
+            known.append(found)
+            mixtures.add(found)
+    return Proof(partition=best, seconds=seconds, bound=min(bound, seconds, enough), boxes=programs)
 
 
 class _Mixtures:
     """The mixture of known partitions whose longest known path is shortest: a linear program, to which paths and
-    partitions are added one after another. Numbers of layers are [kinds, parts, 1], as are what paths gain with each.
+    partitions are added one after another. A partition counts as numbers of layers [kinds, parts], and behind them of
+    bytes [stages] by which messages are longer; a path as seconds that it gains with each.
     """
 
-    def __init__(self, pipelines: Pipelines, first: Layers) -> None:
-        self._pipelines, self._shape = pipelines, first.shape
+    def __init__(self, pipelines: Pipelines, first: Integers) -> None:
+        assert pipelines.order is not None
+        self._order, self._plain = pipelines.order, pipelines.unhidden(pipelines.order.layers)
+        self._shape = len(self._order.counts), pipelines.parts_count, 1
+        chunks = pipelines.parts_count // pipelines.stages
+        self._cuts = np.arange(pipelines.stages) + pipelines.stages * (chunks - 1)
+        """The parts behind which messages count as they are, one of each stage: of several chunks' the longest ones
+        count, so that no others take longer. None where paths know no messages."""
+        self._cuts[-1] -= pipelines.stages  # nothing leaves the end of the model
+        if self._plain.loaded(first).longest().messages is None:
+            self._cuts = self._cuts[:0]
+        self._cuts = self._cuts[self._cuts >= 0]
         self._slopes, self._constants = list[Floats](), list[float]()
-        self._partitions: list[Floats] = [first.reshape(-1).astype(float)]
+        self._partitions = [self._numbers(first)]
         self._problem = MinimaxLP(1, 1)
         self._cut(self._partitions[0])
         self._node = self._problem.root(np.zeros(1, np.int64), np.ones(1, np.int64))
         self._mixed = self._partitions[0]
 
-    def mean_of_paths(self) -> tuple[Floats, float]:
-        """The mean of paths that takes longest with the known partitions, and what it takes beside layers."""
+    def _numbers(self, partition: Integers) -> Floats:
+        longer = self._order.extra[np.cumsum(partition)[self._cuts]]
+        return np.concatenate([self._order.by_kind(partition).reshape(-1), longer])
+
+    def mean_of_paths(self) -> tuple[Floats, Floats, float]:
+        """The mean of paths that takes longest with the known partitions: [kinds, parts, 1], [cuts], and what it takes
+        beside layers."""
         solved = self._problem.solve(self._node)
         self._node, self._mixed = solved.node, np.maximum(0.0, solved.amounts) @ np.stack(self._partitions)
         weights = self._problem.weights(solved.node)
-        return (weights @ np.stack(self._slopes)).reshape(self._shape), float(weights @ self._constants)
+        slopes, constant = weights @ np.stack(self._slopes), float(weights @ self._constants)
+        whole = math.prod(self._shape)
+        return slopes[:whole].reshape(self._shape), slopes[whole:], constant
+
+    def behind(self, of_bytes: Floats) -> Floats:
+        """[layers + 1, parts]: what longer messages over the cut behind a part take."""
+        found = np.zeros((self._order.layers + 1, self._shape[1]))
+        found[:, self._cuts] = self._order.extra[:, np.newaxis] * of_bytes
+        return found
 
     def cut(self) -> None:
         """Add the longest path of the mixture."""
         self._cut(self._mixed)
 
-    def add(self, partition: Layers) -> None:
+    def add(self, partition: Integers) -> None:
         """Add one, and its longest path."""
-        self._partitions.append(partition.reshape(-1).astype(float))
+        self._partitions.append(self._numbers(partition))
         takes = self._constants + np.stack(self._slopes) @ self._partitions[-1]
         self._node = self._problem.widened(self._node, takes)
         self._cut(self._partitions[-1])
 
-    def _cut(self, layers: Floats) -> None:
-        slopes, seconds = self._pipelines.longest(layers.reshape(self._shape))
-        self._slopes.append(slopes.reshape(-1))
-        self._constants.append(float(seconds[0] - self._slopes[-1] @ layers))
-        takes = self._constants[-1] + np.stack(self._partitions) @ self._slopes[-1]
+    def _cut(self, numbers: Floats) -> None:
+        whole, stages = math.prod(self._shape), self._plain.stages
+        longer = np.zeros((stages, 1))
+        longer[self._cuts % stages, 0] = numbers[whole:]
+        lines = self._plain.without_order(longer)
+        slopes, seconds, of_bytes = lines.longest_with_messages(numbers[:whole].reshape(self._shape))
+        gained = np.concatenate([slopes.reshape(-1), of_bytes[self._cuts % stages, 0]])
+        self._slopes.append(gained)
+        self._constants.append(float(seconds[0] - gained @ numbers))
+        takes = self._constants[-1] + np.stack(self._partitions) @ gained
         self._problem.cut(takes[np.newaxis], np.zeros(1))

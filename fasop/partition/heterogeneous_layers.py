@@ -205,12 +205,6 @@ def memory_left(pipelines: Pipelines) -> Floats:
     return np.tile(room, (chunks, 1))
 
 
-def stage_room(pipelines: Pipelines) -> Floats:
-    """[parts, pipelines]: what a part may take of its stage's memory, if all others of the stage are empty."""
-    chunks = pipelines.parts_count // pipelines.stages
-    return np.tile(np.where(pipelines.capacity >= 0, FULL, -1.0), (chunks, 1))
-
-
 def _level(both: Linear, pipelines: Pipelines) -> Floats:
     """[pipelines]: what the largest part takes at least, if layers have parts and go where they take least time.
 

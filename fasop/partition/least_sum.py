@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Bools, Floats, Integers
 from fasop.partition.heterogeneous_layers import both_of_parts, memory_left, memory_taken, of_first_layers
 from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Pipelines
@@ -48,6 +48,26 @@ def least_sum(costs: Floats, memory: Floats, room: Floats, most: Sequence[Floats
             begin = came[number, part, end, every]
             found[number, part], end = end - begin, begin
     return found, value[:, layers]
+
+
+def least_sum_of_steps(steps: Bools, costs: Floats, behind: Floats) -> tuple[Integers, float]:
+    """[parts, 1] and the sum, of a single pipeline; infinite where there is no partition of these steps.
+
+    Args:
+        steps: [parts, layers + 1, layers + 1]: whether a part may have the layers from one cut to another one.
+        costs: [layers + 1, parts]: what the first layers take, on each part.
+        behind: [layers + 1, parts]: what a cut takes that comes behind a part.
+    """
+    parts, cuts = len(steps), len(costs)
+    value, came = np.where(np.arange(cuts), np.inf, 0.0), np.zeros((parts, cuts), np.int64)
+    for part in range(parts):
+        through = np.where(steps[part], (value - costs[:, part])[:, np.newaxis], np.inf)
+        came[part] = through.argmin(axis=0)
+        value = through[came[part], np.arange(cuts)] + costs[:, part] + behind[:, part]
+    found, end = np.zeros((parts, 1), np.int64), cuts - 1
+    for part in range(parts - 1, -1, -1):
+        found[part], end = end - came[part, end], came[part, end]
+    return found, float(value[-1])
 
 
 def _limit(most: Floats) -> Floats:

@@ -15,6 +15,7 @@ from fasop.costs.training import Training
 from fasop.partition.baselines import start
 from fasop.partition.dominance import fingerprints
 from fasop.partition.exact import proved
+from fasop.partition.possible_stages import PossibleStages
 from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.order_search import Bounded
 from fasop.search.search import ShowProgress, no_progress
@@ -25,8 +26,8 @@ from megatron_ext.contract.parallel_config import Recompute
 
 PROOFS = ((0, 2), (25, 15), (100, 45), (400, 130))
 """Boxes in which a candidate is bounded, and the work that this is; where one of them is not enough, the next."""
-UNLIKE = ((0, 15),)
-"""The same where layers differ: such a proof looks at no boxes."""
+PROGRAMS = 4
+"""Linear programs of a unit of work, where layers differ."""
 LITTLE, MUCH = 700, 2000
 """Work: one is about 0.01 CPU seconds."""
 SIZES = 10
@@ -137,11 +138,14 @@ def closer_least(
         elif not step:
             closer, looks = _by_whole_layers(what.group, bound, enough)
             work += looks
-        elif step <= len(proofs := PROOFS if what.group.pipelines.order is None else UNLIKE) and _quick(what):
-            boxes, taken = proofs[step - 1]
-            work += taken
-            begin = start(what.group.pipelines, what.group.layers, what.balanced)
-            closer = max(bound, proved(what.group.pipelines, what.group.layers, begin, boxes, enough).bound)
+        elif step <= (len(PROOFS) if what.group.pipelines.order is None else 1) and _quick(what):
+            lines, layers = what.group.pipelines, what.group.layers
+            boxes, taken = PROOFS[step - 1]
+            proof = proved(lines, layers, start(lines, layers, what.balanced), boxes, enough, bound)
+            work += taken if lines.order is None else 1 + proof.boxes // PROGRAMS
+            closer = max(bound, proof.bound)
+            if closer == bound and lines.order is not None:
+                return bound
         else:
             return bound
         put(closer, what, step + 1)
@@ -158,8 +162,10 @@ def _by_whole_layers(one: Candidates, least: float, enough: float) -> tuple[floa
     takes no less than any of its replicas. Of replicas on unlike nodes `pipelines` has the slowest GPU of each stage,
     which none of them may have everywhere."""
     lines, looks = one.pipelines, 0
-    if lines.order is not None or lines.schedule.definition.has_chunks:
+    if lines.schedule.definition.has_chunks:
         return least, 0
+    if lines.order is not None:
+        return PossibleStages.of(lines).least(least, enough), LOOKS
     every = [
         replica.lines.take(np.array([column])) for replica in lines.replicas for column in range(len(replica.lines))
     ]

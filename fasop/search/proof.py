@@ -44,7 +44,7 @@ def _proved(plan: Plan, lines: Pipelines, boxes: int) -> Plan:
     from fasop.partition.exact import proved  # most first plans are close to their bounds
 
     layers = plan.partition.layers
-    proof = proved(lines, sum(layers), np.array([layers]).T, boxes)
+    proof = proved(lines, sum(layers), np.array([layers]).T, boxes, least=plan.bound)
     partition = Partition(tuple(proof.partition[:, 0].tolist()))
     parallel = replace(plan.training.parallel, partition=partition.layers)
     return replace(

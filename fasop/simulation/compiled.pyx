@@ -334,7 +334,7 @@ def longest(
     cdef Py_ssize_t column, number, pipelines = start.shape[1]
     cdef _Pipelines one = _Pipelines(stages, parts, slots, link, 1)
     cdef unsigned char[::1] waited = np.zeros(len(actions), np.uint8), queued = np.zeros(len(actions), np.uint8)
-    cdef double[:, :, ::1] passes = np.zeros((2, parts, pipelines))
+    cdef double[:, :, ::1] passes = np.zeros((2, parts, pipelines)), messages = np.zeros((2, stages, pipelines))
     cdef double[:, ::1] begun = np.empty((stages, pipelines)), end = np.zeros((stages, pipelines))
     cdef double[::1] total = np.empty(pipelines), here = np.empty(stages), behind = np.empty(2 * stages)
     cdef double sent, on_path
@@ -361,9 +361,9 @@ def longest(
                 if one.queues:
                     sent += behind[one.link[way, stage]]
                     behind[one.link[way, stage]] = sent if queued[number] else 0
-                    if queued[number]:
-                        sent = 0
-                on_path += sent
+                if actions[number, 2] != (0 if way else parts - 1):  # the model's ends send nothing
+                    messages[way, stage, column] += sent
+                on_path += 0 if one.queues and queued[number] else sent
             passes[way, actions[number, 2], column] += shares[kind] * on_path
             if kind == WEIGHT:
                 continue
@@ -372,7 +372,7 @@ def longest(
                 one.now[actions[number, 3]] = on_path if waited[number] else 0
         for stage in range(stages):
             begun[stage, column] = here[stage]
-    return *passes.base, begun.base, end.base, total.base
+    return *passes.base, begun.base, end.base, total.base, messages.base
 
 
 cdef enum:

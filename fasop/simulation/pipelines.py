@@ -284,6 +284,12 @@ class Pipelines:
         partition it takes at least its time with this one, plus these slopes times the difference. That holds where
         no backward pass hides anything of the sums; see `unhidden`.
         """
+        slopes, seconds, _ = self.longest_with_messages(layers, known)
+        return slopes, seconds
+
+    def longest_with_messages(self, layers: Layers, known: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+        """`longest`, and [stages, pipelines] the seconds that the path gains with each byte by which the messages of a
+        stage and those back to it are longer; nothing where all are alike, or stages wait for what they send."""
 
         def of_lines(lines: Pipelines, of: Columns) -> list[Floats]:
             here = layers[..., of]
@@ -295,10 +301,37 @@ class Pipelines:
                 + path.backward * lines.backward.layer
                 + np.tile(by_stage, (lines.parts_count // lines.stages, 1))
             )
-            return [path.total, slopes]
+            return [path.total, slopes, lines._of_bytes(path.messages)]
 
-        seconds, slopes = self.of_slowest_replicas(of_lines)
-        return slopes, seconds
+        seconds, slopes, of_bytes = self.of_slowest_replicas(of_lines)
+        return slopes, seconds, of_bytes
+
+    def _of_bytes(self, messages: Floats | None) -> Floats:
+        """[stages, pipelines]: seconds that so many messages [2, stages, pipelines] take longer for a byte more."""
+        if messages is None or self.s_per_byte is None:
+            return np.zeros_like(self.hop)
+        back = self.s_per_byte if self.back is None else self.back.s_per_byte
+        assert back is not None
+        of_bytes: Floats = messages[0] * self.s_per_byte + rolled(messages[1], -1, 0) * back
+        return of_bytes
+
+    def without_order(self, longer: Floats) -> Pipelines:
+        """The same for any layers of each kind, [kinds, parts, pipelines], that need not be a partition's; messages
+        over the cuts behind stages are so many bytes longer than the shortest, [stages, 1]."""
+        assert self.s_per_byte is not None
+        more, back = longer * self.s_per_byte, self.back
+        if back is not None:
+            hop, busy = back.messages(np.broadcast_to(longer, back.hop.shape))
+            back = replace(back, hop=hop, busy=busy)
+        return replace(
+            self,
+            hop=self.hop + more,
+            busy=None if self.busy is None else self.occupied + more,
+            back=back,
+            order=None,
+            shares=None,
+            replicas=tuple(replace(own, lines=own.lines.without_order(longer)) for own in self.replicas),
+        )
 
     def unhidden(self, layers: int) -> Pipelines:
         """The same without anything hidden, where no stage sums for longer, however many of the layers it has."""

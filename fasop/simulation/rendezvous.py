@@ -277,7 +277,8 @@ def ends(micro_batches: int, times: Times) -> Floats:
 def longest(micro_batches: int, times: Times, after: Floats) -> Longest:
     """Why the iteration takes so long, if `after` [stages, pipelines] comes after each stage's last operation."""
     found = [_Run(micro_batches, some).longest(after[:, where]) for some, where in _parts(times)]
-    return Longest(*(np.concatenate(parts, axis=-1) for parts in zip(*found, strict=True)))
+    counted = (name for name in Longest._fields if name != "messages")
+    return Longest(**{name: np.concatenate([getattr(one, name) for one in found], axis=-1) for name in counted})
 
 
 def _parts(times: Times) -> Iterator[tuple[Times, slice]]:

@@ -81,6 +81,9 @@ class Longest(NamedTuple):
     """[stages, pipelines]: 1 for the stage with whose last action it ends."""
     total: Floats
     """[pipelines]: when it ends, with what comes after."""
+    messages: Floats | None = None
+    """[2, stages, pipelines]: how often a message that a stage sends is on it, forward and backward, or one that
+    occupies the link before it; None where stages wait until what they send has arrived."""
 
 
 def last_of(now: Floats) -> Floats:
@@ -266,7 +269,8 @@ def longest(
     if some.size:
         waiting = _longest(schedule, micro_batches, times.take(some), after[:, some], traffic.take(some))
         for whole, part in zip(found, waiting, strict=True):
-            whole[..., some] = part
+            if whole is not None and part is not None:
+                whole[..., some] = part
     return found
 
 
@@ -301,9 +305,9 @@ def _longest(
         np.add(begin, send[kind][stages], out=messages[writes])
     now += after
     end = last_of(now)
-    here, passes = end.copy(), np.zeros((2, *times.forward.shape))
+    here, passes, on_way = end.copy(), np.zeros((2, *times.forward.shape)), np.zeros((2, *now.shape))
     messages[:] = 0
-    behind = np.zeros((2 * len(now), now.shape[1]))
+    every, behind = np.arange(len(times.forward)), np.zeros((2 * len(now), now.shape[1]))
     """Paths to a message that waited until its link had sent the one before."""
     for step in range(len(plan.steps) - 1, -1, -1):
         kind, stages, parts, reads, writes = plan.steps[step]
@@ -316,12 +320,15 @@ def _longest(
             link = links.of[min(kind, 1)][stages]
             sent += behind[link]
             behind[link] = np.where(queued[step], sent, 0)
+        sends = every[parts] != (0 if kind else every[-1])  # the model's ends send nothing
+        on_way[min(kind, 1)][stages] += sent * sends[:, np.newaxis]
+        if links is not None:
             sent[queued[step]] = 0
         on_path = here[stages] + sent
         passes[min(kind, 1)][parts] += SHARES[kind] * on_path
         here[stages] = np.where(waited[step], 0, on_path)
         messages[reads] = np.where(waited[step], on_path, 0)
-    return Longest(forward=passes[0], backward=passes[1], start=here, end=end, total=now.max(axis=0))
+    return Longest(passes[0], passes[1], start=here, end=end, total=now.max(axis=0), messages=on_way)
 
 
 def _prepared(

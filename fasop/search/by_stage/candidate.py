@@ -18,9 +18,11 @@ from fasop.costs.memory.stages import stage_memory
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.partition.exact import proved_of_paths
+from fasop.partition.possible_stages import PossibleStages
 from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
 from fasop.search.by_stage.layout_batch import UnlikeReplicas
 from fasop.search.by_stage.longest_paths import LongestPaths
+from fasop.search.by_stage.unlike_layers import chains_of_layout
 from fasop.search.by_stage.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
@@ -151,14 +153,17 @@ class Candidate:
         return max(queues)
 
     def rule_out(self, limit: float) -> None:
-        """Raise the bound beyond `limit` if whole layers allow no partition within it, where all are alike."""
-        if self._can_tighten(limit) and not self._tables.can_share_out(limit):
-            self.bound = math.nextafter(limit, math.inf)
+        """Raise the bound beyond `limit` if whole layers allow no partition within it."""
+        if self.bound < limit < math.inf:
+            beyond = math.nextafter(limit, math.inf)
+            within = self._tables.can_share_out(limit) if self.alike else self._possible.below(beyond).any()
+            self.bound = self.bound if within else beyond
 
     def tighten(self, limit: float) -> None:
-        """Raise the bound, beyond `limit` at most, by what whole layers allow where all are alike."""
-        if self._can_tighten(limit):
-            self.bound = max(self.bound, self._tables.least(self.bound, limit))
+        """Raise the bound, beyond `limit` at most, by what whole layers allow."""
+        if self.bound < limit < math.inf:
+            least = self._tables.least if self.alike else self._possible.least
+            self.bound = max(self.bound, least(self.bound, limit))
 
     def prove(self, partition: Integers, boxes: int, limit: float) -> tuple[Integers, float]:
         """Raise the bound, beyond `limit` at most, by what the longest paths of waits say in so many boxes
@@ -174,8 +179,13 @@ class Candidate:
         """Whether all layers are."""
         return len(self._blocks.kinds) == 1
 
-    def _can_tighten(self, limit: float) -> bool:
-        return self.alike and self.bound < limit < math.inf
+    @cached_property
+    def _possible(self) -> PossibleStages:
+        counts, schedule = self._blocks.counts, self.training.parallel.schedule
+        taken = np.einsum("sk,kbe->sbe", self._taken, counts[:, np.newaxis] - counts[..., np.newaxis])
+        fits = np.triu(taken <= self._room[:, np.newaxis, np.newaxis])
+        layers = self._blocks.layers
+        return PossibleStages(fits, [chains_of_layout(self._stages, layers, schedule, self._layout, self._counts)])
 
     @cached_property
     def _tables(self) -> StageTables:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fasop.frozen import replace
+from fasop.partition.local_search import bottleneck
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import plans_of
@@ -53,13 +54,15 @@ def tight_plans(spaces: Sequence[Space], fastest: float, until: float) -> list[P
 def _best(group: Candidates, fastest: float) -> list[tuple[float, Plan]]:
     """The one that is fastest balanced, with the seconds that it would take with nothing computed again; none if that
     is too long, or if it would fit."""
-    one = Bounded.of(group)
-    one = one.take(np.array([np.argmin(group.pipelines.iteration(one.balanced))]))
-    training = one.group.training(0)
+    balanced = bottleneck(group.pipelines, group.layers)
+    quickest = np.array([np.argmin(group.pipelines.iteration(balanced))])
+    group, balanced = group.take(quickest), balanced[:, quickest]
+    training = group.training(0)
     free = replace(training, parallel=replace(training.parallel, recompute=Recompute.none))
-    lines = by_replica(free, Nodes(group.kinds, one.group.orders))
-    seconds = float(lines.iteration(one.balanced)[0])
-    if PROMISING * seconds >= fastest or (lines.held(one.balanced) <= lines.capacity).all():
+    lines = by_replica(free, Nodes(group.kinds, group.orders))
+    seconds = float(lines.iteration(balanced)[0])
+    if PROMISING * seconds >= fastest or (lines.held(balanced) <= lines.capacity).all():
         return []
-    (plan,) = plans_of(one.group, search_partitions(one)[0], one.proved)
+    one = Bounded.of(group)
+    (plan,) = plans_of(group, search_partitions(one)[0], one.proved)
     return [(seconds, plan)]

@@ -102,6 +102,12 @@ def test_links_that_are_occupied_for_a_part_of_a_message_are_free_when_the_repla
     slower = times._replace(forward=times.forward + random.random((parts, many)))
     path = why.total + (why.forward * (slower.forward - times.forward)).sum(axis=0)
     assert ((ends(name, micro_batches, slower, traffic) + after).max(axis=0) >= path * (1 - 1e-11)).all()
+    assert why.messages is not None
+    more = 3 * random.random((2, stages, many))
+    slower = times._replace(send_forward=hops[0] + more[0], send_backward=hops[1] + more[1])
+    path = why.total + (why.messages * more).sum(axis=(0, 1))
+    taken = ends(name, micro_batches, slower, Traffic(*(busy + more), out)) + after
+    assert (taken.max(axis=0) >= path * (1 - 1e-11)).all()
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 2**32 - 1))

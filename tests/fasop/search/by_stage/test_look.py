@@ -279,6 +279,9 @@ def test_no_plan_is_below_its_bounds(seed: int, network: str) -> None:
         for limit in (0.98 * taken, taken, 1.5 * taken):
             candidate.tighten(limit)
             assert candidate.bound <= taken * (1 + 1e-9)
+            other = Candidate(one, plan.nodes, work, names)
+            other.rule_out(limit)
+            assert other.bound <= taken * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("network", ["plain", "links"])
