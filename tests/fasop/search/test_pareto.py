@@ -6,6 +6,7 @@ import csv
 import itertools
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -59,7 +60,7 @@ def told(plans: object) -> list[tuple[float, float]]:
 
 def test_a_front_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bounds and the floor leave out nothing that belongs to it."""
-    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # every plan whose stages are alike
+    monkeypatch.setattr(front_search, "_front_by_stage", lambda *_: 0)  # every plan whose stages are alike
     inputs = few()
     every = Best(100_000)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
@@ -77,7 +78,7 @@ def test_a_front_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyP
 
 def test_a_front_of_energy_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the order of the nodes by power is another one than that by price."""
-    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # every plan whose stages are alike
+    monkeypatch.setattr(front_search, "_front_by_stage", lambda *_: 0)  # every plan whose stages are alike
     inputs = read([*WORDS, ONE_F_ONE_B, "cluster.gpus.a10.watts=70"])
     every = Best(100_000)
     explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
@@ -171,7 +172,8 @@ def test_a_front_has_all_schedules_and_options_unless_told() -> None:
 def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """There is little time for them, which all nodes would take."""
+    """There may be too little time for those on all nodes; and those near plans come before all others, of which few
+    GPUs are looked at."""
     looked_at = list[int]()
 
     def explore(training: object, sets: Sequence[Sequence[NodeKind]], *_: object) -> None:
@@ -179,13 +181,24 @@ def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_
 
     for name in ("explore_near", "explore_stages"):
         monkeypatch.setattr(look, name, explore)
-    monkeypatch.setattr(front_search, "STAGES_S", math.inf)
     inputs = few()
     kept = Front(inputs.run, inputs.fault, COST)
     sets = clusters(inputs.kinds)
     kept.add(best_plans(replace(inputs, kinds=sets[1]), Arguments(top=1, leave_out=False, by_stage=False)).plans)
-    front_search._front_by_stage(inputs, sets, kept)
-    assert looked_at == 2 * [gpus_of(sets[1]), gpus_of(sets[0])]
+    first, every = gpus_of(sets[1]), gpus_of(sets[0])
+    assert front_search._front_by_stage(inputs, sets, kept, math.inf) == 0
+    assert looked_at == 2 * [first, every]
+    looked_at.clear()
+    monkeypatch.setattr(front_search, "WHOLLY", first + (first + every) / front_search.NEAR)
+    front_search._front_by_stage(inputs, sets, kept, math.inf)
+    assert looked_at == [first, every, first]
+
+
+@pytest.mark.slow
+def test_a_front_is_the_same_however_fast_the_cores_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, taken = told(front(few(), Arguments(pareto=First.time)).plans), time.process_time
+    monkeypatch.setattr(time, "process_time", lambda: 4 * taken())
+    assert told(front(few(), Arguments(pareto=First.time)).plans) == found
 
 
 def test_a_search_by_stage_finds_what_the_quick_look_finds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,8 +268,7 @@ def test_a_run_that_chooses_when_it_saves_follows_the_failures_of_its_nodes() ->
     assert seldom.mtbf_s == pytest.approx(DAY * 1000 / 6.5, rel=0.01)
 
 
-def test_limits_cut_the_front_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # how far a front comes in its time depends on the cores
+def test_limits_cut_the_front_and_nothing_else() -> None:
     inputs = few()
     whole = told(front(inputs, Arguments(pareto=First.time)).plans)
     time, cost = whole[1][0], whole[-2][1]
@@ -270,8 +282,7 @@ def test_limits_cut_the_front_and_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     assert told(front(inputs, cheap).plans) == whole[-2:]
 
 
-def test_limits_that_nothing_keeps_are_told_with_what_would(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_search, "STAGES_S", -1.0)  # how far a front comes in its time depends on the cores
+def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
     inputs = few()
     fastest, *_, cheapest = front(inputs, Arguments(pareto=First.time)).plans
     with pytest.raises(SearchError) as error:
