@@ -139,15 +139,15 @@ def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Fr
             tried.add(number)
         kept.add(best.plans)
 
-    tried, room = set[int](), float(WHOLLY)
+    tried, room = set[int](), NEAR * WHOLLY
     for number, plan in _fastest_first(kept, sets):
         if plan.training.parallel.pipeline <= MOST_STAGES:
-            room -= gpus_of(sets[number]) / NEAR
+            room -= gpus_of(sets[number])
             look(explore_near, number, plan)
     known = _fastest_first(kept, sets)
     for number, plan in [*known[:1], *sorted(known[1:], key=lambda one: (one[0] > 0, gpus_of(sets[one[0]])))]:
-        if gpus_of(sets[number]) <= room:
-            room -= gpus_of(sets[number])
+        if NEAR * gpus_of(sets[number]) <= room:
+            room -= NEAR * gpus_of(sets[number])
             look(explore_stages, number, plan)
     return len(tried)
 

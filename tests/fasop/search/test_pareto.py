@@ -189,7 +189,7 @@ def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_
     assert front_search._front_by_stage(inputs, sets, kept, math.inf) == 0
     assert looked_at == 2 * [first, every]
     looked_at.clear()
-    monkeypatch.setattr(front_search, "WHOLLY", first + (first + every) / front_search.NEAR)
+    monkeypatch.setattr(front_search, "WHOLLY", first + every // 2)
     front_search._front_by_stage(inputs, sets, kept, math.inf)
     assert looked_at == [first, every, first]
 
