@@ -44,7 +44,14 @@ LAYOUTS: dict[str, tuple[int, str, set[str]]] = {
 computed, and nothing computes here."""
 
 
-@pytest.mark.parametrize(("gpus", "words", "calls"), LAYOUTS.values(), ids=LAYOUTS)
+IN_OTHERS = {"single", "bf16", "1f1b", "tensor"}
+"""Of which each is a part of another layout."""
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "calls"),
+    [pytest.param(*of, id=name, marks=[pytest.mark.slow] * (name in IN_OTHERS)) for name, of in LAYOUTS.items()],
+)
 def test_a_layout_trains_on_gpus(tmp_path: Path, gpus: int, words: str, calls: set[str]) -> None:
     run = make_run(
         tmp_path / "run",
