@@ -96,7 +96,7 @@ def test_a_slower_node_costs_no_more_than_its_group_and_no_case_more_than_everyt
                 assert case.seconds <= groups[f"the GPUs of {name}"] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("most", [1, 3, 10])
+@pytest.mark.parametrize("most", [1, *(pytest.param(most, marks=pytest.mark.slow) for most in (3, 10))])
 def test_the_first_plans_have_the_best_worst_cases_of_all(plans: Sequence[Plan], most: int) -> None:
     by_time = sorted(plans, key=lambda plan: plan.total)
     for by in (0.1, 0.5, 3.0):

@@ -106,7 +106,7 @@ def test_links_that_are_occupied_for_a_part_of_a_message_are_free_when_the_repla
     more = 3 * random.random((2, stages, many))
     slower = times._replace(send_forward=hops[0] + more[0], send_backward=hops[1] + more[1])
     path = why.total + (why.messages * more).sum(axis=(0, 1))
-    taken = ends(name, micro_batches, slower, Traffic(*(busy + more), out)) + after
+    taken = ends(name, micro_batches, slower, Traffic(busy[0] + more[0], busy[1] + more[1], out)) + after
     assert (taken.max(axis=0) >= path * (1 - 1e-11)).all()
 
 
