@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import Any, Callable, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from itertools import islice
+from typing import Any, Callable, Deque, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Union
 
 import torch
 import torch.distributed as dist
@@ -26,12 +27,14 @@ class Pass(NamedTuple):
 
 
 class BlockWeights:
-    """Has the weights of a block while it computes, and gathers those of the next one meanwhile.
+    """Has the weights of a block while it computes, and gathers those of the next ones meanwhile.
 
     A block's weights are gathered for its forward and again for its backward pass, and given up when another block
-    begins that has no use for them, so that those of two blocks at most are there. All replicas of a stage pass the
-    same blocks in the same order: the gathers of one wait for the others. With nccl they have a stream of their own,
-    and only the GPU waits.
+    begins and they are not among the next that are needed. As many of the next blocks' are there, also of the passes
+    that follow, as take no more memory than the two largest neighbours: so a block that computes next to nothing, such
+    as an embedding, keeps no large one behind it waiting, and the one that a pass ends with is there where the next
+    pass begins with it. All replicas of a stage pass the same blocks in the same order: the gathers of one wait for the
+    others. With nccl they have a stream of their own, and only the GPU waits.
     """
 
     def __init__(
@@ -57,12 +60,16 @@ class BlockWeights:
                     module.forward = partial(self._forward, module.forward, chunk, len(of_chunk))
                     of_chunk.append(buckets)
             self._needed.append(of_chunk)
+        neighbours = [(one, after) for of in self._needed for one, after in zip(of, [*of[1:], ()])]
+        self._room = max((self._bytes({*one, *after}) for one, after in neighbours), default=0)
+        """Bytes of whole weights that are there at once, at most."""
+        self._every = {bucket for of in self._needed for needed in of for bucket in needed}
 
     def expect(self, passes: Iterable[Pass]) -> None:
         """Begins an iteration of these passes, and to gather what the first one needs."""
         self.end()
         self._coming.extend(passes)
-        self._begin(self._first_of_pass(0))
+        self._begin(self._fitting((), self._of_passes(0)))
 
     def passed(self) -> None:
         """Is told that the pass under way has ended."""
@@ -78,7 +85,7 @@ class BlockWeights:
     def end(self) -> None:
         """Leaves nothing here: what comes next may change the weights."""
         self._coming.clear()
-        self._keep(())
+        self._keep(set())
 
     def _forward(self, forward: Callable[..., Any], chunk: int, number: int, *taken: Any) -> Any:
         self._enter(chunk, number, backward=False)
@@ -96,26 +103,38 @@ class BlockWeights:
 
     def _enter(self, chunk: int, number: int, backward: bool) -> None:
         """Has the weights of a block, and no others but those that come next."""
-        needed, following = self._needed[chunk][number], self._following(chunk, number, backward)
-        self._keep((*needed, *following))
+        needed = self._needed[chunk][number]
+        following = self._fitting(needed, self._after(chunk, number, backward))
+        self._keep({*needed, *following})
         self._begin(needed)
         for bucket in needed:
             self._wait(bucket)
         self._begin(following)
 
-    def _following(self, chunk: int, number: int, backward: bool) -> Sequence[int]:
-        """The buckets of the block after this one."""
-        following = number - 1 if backward else number + 1
-        if 0 <= following < len(self._needed[chunk]):
-            return self._needed[chunk][following]
-        return self._first_of_pass(1)
+    def _after(self, chunk: int, number: int, backward: bool) -> Iterator[Sequence[int]]:
+        """The buckets of each block after this one, to the end of all passes that are known."""
+        of_chunk = self._needed[chunk]
+        yield from reversed(of_chunk[:number]) if backward else of_chunk[number + 1 :]
+        yield from self._of_passes(1)
 
-    def _first_of_pass(self, ahead: int) -> Sequence[int]:
-        """The buckets of the first block of the pass under way, or of one after it."""
-        for chunk, backward in list(self._coming)[ahead : ahead + 1]:
-            for needed in self._needed[chunk][-1 if backward else 0 :][:1]:
-                return needed
-        return ()
+    def _of_passes(self, ahead: int) -> Iterator[Sequence[int]]:
+        """Those of each block of the pass under way (0), or of the one behind it (1), and of all after that."""
+        for chunk, backward in islice(self._coming, ahead, None):
+            yield from reversed(self._needed[chunk]) if backward else self._needed[chunk]
+
+    def _fitting(self, here: Sequence[int], following: Iterator[Sequence[int]]) -> Sequence[int]:
+        """Those of the blocks that come next for which there is room beside these, of one block at least, in order."""
+        found: Dict[int, None] = {}
+        for number, needed in enumerate(following):
+            if number and self._bytes({*here, *found, *needed}) > self._room:
+                break
+            found.update(dict.fromkeys(needed))
+            if self._every == {*here, *found}:
+                break
+        return [*found]
+
+    def _bytes(self, buckets: Set[int]) -> int:
+        return sum(self._whole.of(bucket).nbytes for bucket in buckets)
 
     def _begin(self, buckets: Sequence[int]) -> None:
         for bucket in buckets:
@@ -137,7 +156,7 @@ class BlockWeights:
                 work.wait()
             self._here[bucket] = None
 
-    def _keep(self, buckets: Tuple[int, ...]) -> None:
+    def _keep(self, buckets: Set[int]) -> None:
         """Gives up all others."""
         for bucket in [one for one in self._here if one not in buckets]:
             self._wait(bucket)
