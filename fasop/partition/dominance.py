@@ -141,7 +141,7 @@ def _columns(lines: Pipelines) -> list[bytes]:
     for again in (part.again for part in parts if part.again is not None):
         rows += [again.layer, again.most[np.newaxis]]
     rows += [] if lines.shares is None else [*lines.shares]
-    rows += [] if hidden is None else [hidden.last]
+    rows += [] if hidden is None else [hidden.last, *([] if hidden.at_turns is None else [hidden.at_turns])]
     rows += [lines.busy] if lines.busy is not None else []
     rows += [lines.s_per_byte] if lines.s_per_byte is not None else []
     if (back := lines.back) is not None:

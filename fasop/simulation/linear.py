@@ -82,16 +82,27 @@ class Hidden:
     """[stages, pipelines]: what the last bucket takes, which nothing hides."""
     behind: Linear | None = None
     """Where gradients are summed after each micro-batch: by how much, before the last one, sums fall behind passes;
-    negative where they do not."""
+    negative where they do not. Where weights are gathered for each pass, what passes wait for these."""
+    at_turns: Floats | None = None
+    """[stages, pipelines]: what a stage that has layers waits for their weights besides, where its passes begin."""
 
     def take(self, columns: Integers) -> Hidden:
-        behind = None if self.behind is None else self.behind.take(columns)
-        return Hidden(time=self.time.take(columns), last=self.last[:, columns], behind=behind)
+        return Hidden(
+            time=self.time.take(columns),
+            last=self.last[:, columns],
+            behind=None if self.behind is None else self.behind.take(columns),
+            at_turns=None if self.at_turns is None else self.at_turns[:, columns],
+        )
 
     def left(self, sums: Linear, held: Layers) -> Floats:
         """[stages, pipelines]: seconds of the sums that are not hidden; `held` are the layers of each stage."""
         left = self._left_of_one(sums, held)
-        return left if self.behind is None else left + np.maximum(0.0, self.behind.of(held))
+        if self.behind is not None:
+            left = left + np.maximum(0.0, self.behind.of(held))
+        if self.at_turns is not None:
+            count = held if self.time.layer.ndim == self.time.fixed.ndim else held.sum(axis=0)
+            left = left + np.minimum(1, count) * self.at_turns
+        return left
 
     def _left_of_one(self, sums: Linear, held: Layers) -> Floats:
         whole = sums.of(held)

@@ -55,11 +55,10 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
         if training.overlaps_optimizer:
             hidden = _beside_steps(hidden, training, stepping)
     forward = pass_times(training, slowest.forward)
-    if hidden is not None and training.scatters:
-        behind = _behind(exchanged.sums, training, forward, backward)
-        if training.gathers:
-            behind = behind.plus(_gathered(where.handing, training, forward, backward))
-        hidden = replace(hidden, behind=behind)
+    if hidden is not None and training.gathers:
+        hidden = _waits_for_weights(hidden, exchanged.sums, where.handing, training, forward, backward)
+    elif hidden is not None and training.scatters:
+        hidden = replace(hidden, behind=_behind(exchanged.sums, training, forward, backward))
     return Pipelines(
         schedule=parallel.schedule,
         micro_batches=parallel.micro_batches,
@@ -83,28 +82,48 @@ def on_nodes(training: Training, nodes: Nodes) -> Pipelines:
 
 
 def _behind(sums: Linear, training: Training, forward: Linear, backward: Linear) -> Linear:
-    """`Hidden.behind`: sums of a micro-batch's gradients go on beside its passes."""
-    before, passes = training.parallel.micro_batches - 1, _both_passes(training, forward, backward)
-    return Linear(fixed=before * (sums.fixed - passes.fixed), layer=before * (sums.layer - passes.layer))
+    """`Hidden.behind`: sums of a micro-batch's gradients go on beside its passes, through all chunks of each stage."""
+    before, stages = training.parallel.micro_batches - 1, training.parallel.pipeline
+    both = forward.fixed + backward.fixed
+    fixed = both.reshape(-1, stages, both.shape[-1]).sum(axis=0)
+    layer = (forward.layer + backward.layer)[..., :stages, :]
+    return Linear(fixed=before * (sums.fixed - fixed), layer=before * (sums.layer - layer))
 
 
-def _gathered(link: Link[Floats], training: Training, forward: Linear, backward: Linear) -> Linear:
-    """What weights that are gathered for each pass add to `Hidden.behind`: twice those of all blocks for each
-    micro-batch, of which the last one's go on beside its passes, too."""
-    gathering = weights_gathered(link, training, training.parallel.data)
+def _waits_for_weights(
+    hidden: Hidden, sums: Linear, link: Link[Floats], training: Training, forward: Linear, backward: Linear
+) -> Hidden:
+    """The same with what passes wait for weights that are gathered for each of them
+    (megatron_ext/engine/executor/gathering.py).
+
+    A rank has room for two blocks, so those of one come while another computes, a layer's beside a layer's pass: what
+    one pass does not hide, another cannot. A backward pass has the sums of gradients beside it as well, and the last
+    bucket of these is summed where the next micro-batch's forward pass begins. The first block of an iteration is
+    waited for. Words that several blocks have are always there.
+    """
+    parallel, stages = training.parallel, training.parallel.pipeline
+    gathering = weights_gathered(link, training, parallel.data)
     weights = by_parameters(training, gathering, layer_numbers(training).summed)
-    passes, times = _both_passes(training, forward, backward), 2 * training.parallel.micro_batches
-    return Linear(
-        fixed=times * weights.fixed - passes.fixed,
-        layer=times * (weights.layer + gathering.latency_s) - passes.layer,
+    each, ends, before = weights.layer + gathering.latency_s, weights.fixed, parallel.micro_batches - 1
+    tied, _ = sizes.shared_parameters(training.model, parallel.tensor_size)
+    if tied:
+        ends = ends.copy()
+        for stage in {0, stages - 1} if stages > 1 else {0}:
+            ends[stage] = np.maximum(0.0, ends[stage] - tied * gathering.s_per_byte[stage])
+    ahead, back = forward.layer[..., :stages, :], backward.layer[..., :stages, :]
+    waits, last = np.maximum(0.0, each - ahead), np.maximum(0.0, each - back)
+    others = np.maximum(0.0, each + sums.layer - back)
+    first, shortest = (each, ahead) if training.blocks.alike else (each.max(axis=0), ahead.min(axis=0))
+    turn = before * (np.maximum(0.0, hidden.last + first - shortest) - np.maximum(0.0, first - shortest))
+    turn[0] += (first + ends)[0]
+    return replace(
+        hidden,
+        behind=Linear(
+            fixed=2 * parallel.micro_batches * np.maximum(0.0, ends - shortest),
+            layer=parallel.micro_batches * waits + before * others + last,
+        ),
+        at_turns=turn,
     )
-
-
-def _both_passes(training: Training, forward: Linear, backward: Linear) -> Linear:
-    """What both passes of a micro-batch take, through all chunks of each stage."""
-    stages = training.parallel.pipeline
-    fixed = (forward.fixed + backward.fixed).reshape(-1, stages, forward.fixed.shape[-1]).sum(axis=0)
-    return Linear(fixed=fixed, layer=(forward.layer + backward.layer)[..., :stages, :])
 
 
 @dataclass(frozen=True, kw_only=True)
