@@ -63,6 +63,18 @@ def spaces_on(
     return [Space(inputs.training, kinds, inputs.choices, known, uneven=uneven) for kinds in some]
 
 
+def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
+    """Those of plans whose replicas share out gradients, and weights, too, for each stage of ZeRO: with equal shares
+    and with shares that differ by one. None beside means to save memory that were not `asked` for."""
+    if inputs is not asked:
+        return []
+    found = []
+    for way in (scattering(inputs, zero) for zero in inputs.may_scatter):
+        bounds = LowerBounds(inputs.kinds)
+        found += [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
+    return [spaces for spaces in found if spaces]
+
+
 def spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:
     """Those of the sets with these numbers, of all kinds of plans that have any."""
     return [spaces[number] for spaces in every if spaces for number in numbers]

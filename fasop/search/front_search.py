@@ -18,6 +18,7 @@ from fasop.search.common_steps import (
     relieved_plans,
     spaces_of,
     spaces_on,
+    spaces_sharing_more,
 )
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import notes
@@ -114,6 +115,8 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
             look_beside([*spaces, *unlike], best, until)
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept, max(last, time.process_time() + STAGES_S))
+        for more in spaces_sharing_more(inputs, asked, sets):
+            seen += explore(more, kept, until=max(last, time.process_time()))
         if kept.plans:
             _front_relieved(inputs, asked, sets, [spaces, unlike], kept)
     return kept.plans, seen, tried

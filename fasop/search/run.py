@@ -19,6 +19,7 @@ from fasop.search.common_steps import (
     relieved_plans,
     spaces_of,
     spaces_on,
+    spaces_sharing_more,
 )
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
@@ -96,6 +97,15 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
         looked, found = _by_stage(inputs, args, sets, [plans[0], *even], begun + LIMIT_S)
         plans = [*found, *plans]
+        faster = Best(1, inputs.fault)
+        faster.add(plans[:1])
+        sharing = spaces_sharing_more(inputs, asked, sets)
+        for more in sharing:
+            seen += explore(more, faster, until=begun + LIMIT_S)
+            look_beside(more, faster, begun + LIMIT_S)
+        plans = [*(plan for plan in faster.plans if plan.total < WORTH * plans[0].total), *plans]
+        even_spaces = [*spaces, *(space for more in sharing for space in more if not space.uneven)]
+        least = min(least, *(space.least for space in even_spaces))
         near = {0, *(number for number, _ in on_sets(plans[:RANKED], sets))}
         here = spaces_of(sorted(near), [spaces, unlike])
         plans = [*relieved_plans(inputs, asked, plans[:1], plans[0].total, here, begun + LIMIT_S), *plans]
@@ -105,9 +115,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
             plans = prove(plans, progress, inputs.fault)
             fastest = plans[0].total
             # First less: the same work then goes farther. All of it takes little, or too much.
-            least = max(least, closer_least(spaces, NEARLY * fastest, progress=progress))
+            least = max(least, closer_least(even_spaces, NEARLY * fastest, progress=progress))
             if least >= NEARLY * fastest:
-                least = max(least, closer_least(spaces, fastest, LITTLE, progress))
+                least = max(least, closer_least(even_spaces, fastest, LITTLE, progress))
         else:
             for boxes in FEW_BOXES:
                 if 1 - plans[0].gap < CLOSE and (boxes == FEW_BOXES[0] or has_boxes(plans[0])):
@@ -115,7 +125,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
             if least < CLOSE * plans[0].total:
                 from fasop.search.closer_bounds import LITTLE, closer_least
 
-                least = max(least, closer_least(spaces, CLOSE * plans[0].total, LITTLE))
+                least = max(least, closer_least(even_spaces, CLOSE * plans[0].total, LITTLE))
     all_alike = [plan for plan in plans if plan.training.parallel.alike]
     alike, even = all_alike[0], sorted([*even, *(p for p in all_alike if not p.training.parallel.shares)], key=by_time)
     where = node_sets.described(inputs.training, inputs.kinds) if args.leave_out else "all nodes"

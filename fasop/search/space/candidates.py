@@ -89,7 +89,7 @@ class Space:
         uneven: bool = False,
     ) -> None:
         self.kinds = [kind for kind in kinds if kind.group.count]
-        self._training, self._choices = training, choices
+        self._training, self._choices, self.uneven = training, choices, uneven
         self._bounds = bounds or LowerBounds(self.kinds)
         self._key = gpus_of(self.kinds), *tensor_sizes(training, self.kinds), uneven
         if self._key not in self._bounds.sizes:
