@@ -60,8 +60,9 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     expense = against(args)
     check_known(inputs.kinds, expense)
     limits = Limits(cost=args.max_cost, days=args.max_days)
+    asked = inputs
     for one in (one for ways in means_of(inputs) for one in ways):
-        every, seen, tried = _front(one, inputs, expense)
+        every, seen, tried = _front(one, asked, expense)
         if every:
             inputs = one
             break
@@ -79,12 +80,13 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
         if expense is COST
         else "The energy is that of all GPUs of the nodes that a plan uses, at cluster.gpus.<key>.watts"
     )
+    with_zero = inputs is asked and bool(asked.may_scatter)
     summary = (
         words.front(plans, expense.what, tried),
         *filter(None, [words.offloaded(plans[0]), words.parts_by_memory(plans[0])]),
         f"{covers}; {known}.",
         *([] if inputs.run.failures is None else [inputs.run.failures.said(shown[0].nodes, shown[0].total)]),
-        words.looked_at(inputs, seen, node_sets.described(inputs.training, inputs.kinds)),
+        words.looked_at(inputs, seen, node_sets.described(inputs.training, inputs.kinds), with_zero=with_zero),
         f"Proved: {words.best_layers(shown[0].gap)}",
     )
     return Outcome(plans=shown, summary=summary, notes=notes(shown))

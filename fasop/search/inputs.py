@@ -82,7 +82,7 @@ class Inputs:
     may_offload: tuple[Offload, ...] = ()
     """What plans may offload where nothing fits without."""
     may_scatter: tuple[int, ...] = ()
-    """Stages of ZeRO beyond the first that plans may have where nothing fits without."""
+    """Stages of ZeRO beyond the first that plans may have."""
     may_share_by_memory: bool = False
     """Whether their replicas may keep parts by memory of what they share out, where nothing fits without."""
     by_default: str | None = None

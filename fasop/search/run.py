@@ -136,7 +136,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         words.kept_by_stage(plans[0], alike),
         words.gained(alike, even),
         words.nodes_used(inputs, plans[0]),
-        words.looked_at(inputs, seen, where, looked),
+        words.looked_at(inputs, seen, where, looked, with_zero=bool(sharing)),
         words.proved(least, plans[0], looked, closer=not args.prove),
         _proposal(inputs, plans[0], begun + LIMIT_S),
     )

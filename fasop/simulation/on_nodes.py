@@ -97,8 +97,9 @@ def _waits_for_weights(
     (megatron_ext/engine/executor/gathering.py).
 
     A rank has room for two blocks, so those of one come while another computes, a layer's beside a layer's pass: what
-    one pass does not hide, another cannot. A backward pass has the sums of gradients beside it as well, and the last
-    bucket of these is summed where the next micro-batch's forward pass begins. The first block of an iteration is
+    one pass does not hide, another cannot. A backward pass has the sums of gradients beside it as well, for which it
+    leaves what gathers do not take, and the last bucket of these is summed where the next micro-batch's forward pass
+    begins. The first block of an iteration is
     waited for. Words that several blocks have are always there.
     """
     parallel, stages = training.parallel, training.parallel.pipeline
@@ -111,16 +112,16 @@ def _waits_for_weights(
         for stage in {0, stages - 1} if stages > 1 else {0}:
             ends[stage] = np.maximum(0.0, ends[stage] - tied * gathering.s_per_byte[stage])
     ahead, back = forward.layer[..., :stages, :], backward.layer[..., :stages, :]
-    waits, last = np.maximum(0.0, each - ahead), np.maximum(0.0, each - back)
-    others = np.maximum(0.0, each + sums.layer - back)
+    waits, others = np.maximum(0.0, each - ahead), np.maximum(0.0, each + sums.layer - back)
     first, shortest = (each, ahead) if training.blocks.alike else (each.max(axis=0), ahead.min(axis=0))
     turn = before * (np.maximum(0.0, hidden.last + first - shortest) - np.maximum(0.0, first - shortest))
     turn[0] += (first + ends)[0]
-    return replace(
-        hidden,
+    return Hidden(
+        time=replace(hidden.time, layer=np.maximum(0.0, hidden.time.layer + others - each)),
+        last=hidden.last,
         behind=Linear(
             fixed=2 * parallel.micro_batches * np.maximum(0.0, ends - shortest),
-            layer=parallel.micro_batches * waits + before * others + last,
+            layer=parallel.micro_batches * (waits + others),
         ),
         at_turns=turn,
     )

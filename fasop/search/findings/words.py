@@ -144,8 +144,10 @@ def _in_short(parallel: Parallel) -> str:
     )
 
 
-def looked_at(inputs: Inputs, seen: Coverage, sets: str, by_stage: Looked | None = None) -> str:
-    """What a search has gone through, on `sets` of nodes."""
+def looked_at(
+    inputs: Inputs, seen: Coverage, sets: str, by_stage: Looked | None = None, *, with_zero: bool = False
+) -> str:
+    """What a search has gone through, on `sets` of nodes; `with_zero`: also stages of ZeRO beyond the first."""
     orders = node_orders.described([kind.group.count for kind in inputs.kinds], inputs.training.blocks.layers)
     limited = (
         f", with at most {MOST_MICRO_BATCHES} micro-batches for each replica"
@@ -159,7 +161,8 @@ def looked_at(inputs: Inputs, seen: Coverage, sets: str, by_stage: Looked | None
         if by_stage is not None
         else ""
     )
-    covered = f"The search covered {seen.sizes} combinations of sizes and schedule on {sets}, in {orders}{limited}."
+    combined = "sizes, schedule and stage of ZeRO" if with_zero else "sizes and schedule"
+    covered = f"The search covered {seen.sizes} combinations of {combined} on {sets}, in {orders}{limited}."
     return f"{covered}{left}{unlike}"
 
 

@@ -38,14 +38,30 @@ def with_memory(gib: float) -> str:
 
 
 def test_more_is_shared_out_the_less_memory_there_is() -> None:
-    found = [best_plans(read([*ONE_STAGE, with_memory(gib)]), ARGS).plans[0] for gib in (22.2, 14.5)]
-    assert [plan.parallel.zero for plan in found] == [None, 3]
-    for gib, plan in zip((22.2, 14.5), found, strict=True):
+    memory = 22.2, 14.5, 10.0
+    found = [best_plans(read([*ONE_STAGE, with_memory(gib)]), ARGS).plans[0] for gib in memory]
+    assert [plan.parallel.zero for plan in found] == [None, 2, 3]
+    for gib, plan in zip(memory, found, strict=True):
         assert plan.parallel.offload == "none"
         words = [f"{key}={value}" for key, value in launched_with(plan, {}).items()]
         launched = predict(compose([*ONE_STAGE[:3], "train.precision=bf16", with_memory(gib), *words]))
         assert launched.iteration_s == pytest.approx(plan.total, rel=1e-9)
         assert all(stage.memory_gib <= gib for stage in launched.stages)
+
+
+def test_gathered_weights_are_found_where_other_plans_fit_too() -> None:
+    """On a node of eight A100 of 10 GiB they leave room for eight replicas, where others need stages."""
+    nodes = ("cluster.groups.a100.count=1", "cluster.groups.a10.count=1", "cluster.gpus.a100_40gb.memory_gib=10")
+    words = ("cluster=a100x8_a10x8", *nodes, "model=xl", "train.precision=fp16", "parallel.global_batch_size=8")
+    found = best_plans(read(words), replace(ARGS, top=2))
+    first, second = found.plans
+    assert first.parallel.zero == 3 and second.parallel.zero is None
+    alone = best_plans(read([*words, "parallel.zero=3"]), ARGS).plans[0]
+    assert first.total == pytest.approx(alone.total, rel=1e-9) and first.total < 0.8 * second.total
+    assert any("schedule and stage of ZeRO" in line for line in found.summary)
+    without = best_plans(read([*words, "parallel.sharded_optimizer=true,false"]), ARGS)
+    assert without.plans[0].total == second.total
+    assert not any("ZeRO" in line for line in without.summary)
 
 
 @pytest.mark.parametrize("given", ["parallel.zero=1", "parallel.sharded_optimizer=true"])
@@ -173,7 +189,7 @@ def test_the_first_plan_is_the_same_however_few_are_shown() -> None:
     memory = (with_memory(10.0), "model.sequence_length=2048", "train.precision=bf16", "parallel.global_batch_size=32")
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", *memory]
     (alone,), ten = (best_plans(read(words), replace(ARGS, top=top)).plans for top in (1, 10))
-    assert alone.total == ten[0].total < 0.9 * ten[1].total
+    assert alone.total == ten[0].total < 0.95 * ten[1].total
 
 
 @pytest.mark.slow

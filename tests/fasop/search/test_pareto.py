@@ -23,7 +23,7 @@ from fasop.search.arguments import Arguments, First, parse
 from fasop.search.by_stage import closing, look
 from fasop.search.front import COST, ENERGY, Front, kilowatts
 from fasop.search.front_search import front
-from fasop.search.inputs import Inputs, read
+from fasop.search.inputs import Inputs, read, scattering
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import DAY, HOUR, Plan, Run
 from fasop.search.run import best_plans
@@ -53,6 +53,14 @@ def few() -> Inputs:
     return read([*WORDS, ONE_F_ONE_B])
 
 
+def every_alike(inputs: Inputs) -> list[Plan]:
+    """Every plan with equal shares whose stages are alike, on every set of nodes."""
+    every = Best(100_000)
+    for one in (inputs, *(scattering(inputs, zero) for zero in inputs.may_scatter)):
+        explore([Space(one.training, kinds, one.choices) for kinds in clusters(one.kinds)], every)
+    return every.plans
+
+
 def told(plans: object) -> list[tuple[float, float]]:
     assert isinstance(plans, list)
     return [(plan.total, COST.known(plan, ONCE)) for plan in plans]
@@ -62,9 +70,8 @@ def test_a_front_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyP
     """The bounds and the floor leave out nothing that belongs to it."""
     monkeypatch.setattr(front_search, "_front_by_stage", lambda *_: 0)  # every plan whose stages are alike
     inputs = few()
-    every = Best(100_000)
-    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
-    plans = told(every.plans)
+    every = every_alike(inputs)
+    plans = told(every)
     best = [
         (time, cost)
         for time, cost in plans
@@ -80,10 +87,9 @@ def test_a_front_of_energy_is_what_looking_at_every_plan_finds(monkeypatch: pyte
     """Also where the order of the nodes by power is another one than that by price."""
     monkeypatch.setattr(front_search, "_front_by_stage", lambda *_: 0)  # every plan whose stages are alike
     inputs = read([*WORDS, ONE_F_ONE_B, "cluster.gpus.a10.watts=70"])
-    every = Best(100_000)
-    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
+    every = every_alike(inputs)
     watts = {"a100": 8 * 400, "a10": 8 * 70}
-    plans = [(p.total, sum(watts[n.name] for n in p.nodes) * p.total / 3.6e6) for p in every.plans]
+    plans = [(p.total, sum(watts[n.name] for n in p.nodes) * p.total / 3.6e6) for p in every]
     best = [one for one in plans if not any(t <= one[0] and e <= one[1] and (t, e) != one for t, e in plans)]
     found = front(inputs, Arguments(pareto=First.energy)).plans
     assert len(found) > 1
@@ -231,8 +237,7 @@ def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: s
     """A10 nodes are cheap and are often taken back, so that fewer of them may be better."""
     spot = ("cluster.groups.a10.failures_per_day=400", "cluster.groups.a10.price_per_hour=2", "cluster.restart_s=20")
     inputs = read([*WORDS, ONE_F_ONE_B, *spot, f"train.save_interval={saved}", "train.iterations=1000"])
-    every = Best(100_000)
-    explore([Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)], every)
+    every = every_alike(inputs)
     price = {"a100": inputs.kinds[0].group.price_per_hour, "a10": 2.0}
     save_s = 12 * inputs.training.model.parameters() / 1e9
 
@@ -243,7 +248,7 @@ def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: s
         seconds = expected_s(work, save_s, 20 + save_s, mtbf_s) * plan.total / work
         return seconds, sum(price[node.name] or 0.0 for node in plan.nodes) * seconds / HOUR
 
-    plans = [*map(expected, every.plans)]
+    plans = [*map(expected, every)]
     best = [one for one in plans if not any(t <= one[0] and c <= one[1] and (t, c) != one for t, c in plans)]
     found = front(inputs, Arguments(pareto=First.time))
     assert [(inputs.run.seconds(p), COST.known(p, inputs.run)) for p in found.plans] == [

@@ -182,7 +182,8 @@ def test_the_default_finds_a_fast_layout_in_another_order_than_the_best_plans() 
     }
     cluster = ["cluster=a100x1_a10x7", "gpu@cluster.gpus.a100_40gb=h100_80gb", "gpu@cluster.gpus.a10=p100_16gb"]
     rest = ["model=llama-1b", "train.precision=fp32", "parallel.global_batch_size=12", "parallel.scatter_messages=auto"]
-    inputs = read([*cluster, *(f"cluster.groups.{key}={value}" for key, value in given.items()), *rest])
+    whole = "parallel.sharded_optimizer=true,false"  # replicas keep gradients and weights whole
+    inputs = read([*cluster, *(f"cluster.groups.{key}={value}" for key, value in given.items()), *rest, whole])
     assert best_plans(inputs, Arguments(top=10)).plans[0].total * 1e3 == pytest.approx(1510.8, abs=0.1)
 
 
