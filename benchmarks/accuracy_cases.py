@@ -27,7 +27,7 @@ class Case:
         return compose(self.overrides)
 
 
-def _plan(sizes: str, partition: str, batch: int, *more: str) -> tuple[str, ...]:
+def plan_words(sizes: str, partition: str, batch: int, *more: str) -> tuple[str, ...]:
     """`sizes` are stages x replicas x tensor size."""
     pipeline, data, tensor = sizes.split("x")
     plan = {"pipeline": pipeline, "data": data, "tensor": tensor, "partition": partition, "global_batch_size": batch}
@@ -45,7 +45,7 @@ FAST, SLOW = Cost(forward=1.638, backward=1.802), Cost(forward=2.12, backward=3.
 def _sleeping(name: str, sizes: str, nodes: str, partition: str, *more: str, batch: int) -> Case:
     """In slow motion, so that what this machine's processes need besides stays small; the more, the more there are."""
     slow_motion = 8 if int(sizes.split("x")[0]) >= 8 else 4
-    overrides = (*SLEEPING, *_plan(sizes, partition, batch, *more))
+    overrides = (*SLEEPING, *plan_words(sizes, partition, batch, *more))
     return Case(name=name, overrides=overrides, nodes=nodes, slow_motion=slow_motion)
 
 
@@ -154,7 +154,7 @@ COMPUTING = (
 
 
 def _computing(name: str, sizes: str, partition: str, *more: str, batch: int = 6) -> Case:
-    return Case(name=name, overrides=(*COMPUTING, *_plan(sizes, partition, batch, *more)), nodes="local")
+    return Case(name=name, overrides=(*COMPUTING, *plan_words(sizes, partition, batch, *more)), nodes="local")
 
 
 PROFILED = tuple(_computing(f"{layers} layers", "1x1x1", str(layers), f"model.layers={layers}") for layers in (2, 8))
@@ -182,7 +182,7 @@ def _users(code: str, *more: str) -> tuple[str, ...]:
 
 
 def _module(name: str, model: tuple[str, ...], sizes: str, partition: str, *more: str) -> Case:
-    plan = _plan(sizes, partition, 8 * OF_SAMPLES * int(sizes.split("x")[1]), *more)
+    plan = plan_words(sizes, partition, 8 * OF_SAMPLES * int(sizes.split("x")[1]), *more)
     return Case(name=name, overrides=(*model, *OF_MODULE, *plan, f"parallel.micro_batch_size={OF_SAMPLES}"))
 
 
@@ -210,7 +210,7 @@ def _rehearsed(
     name: str, sizes: str, nodes: str, partition: str, *more: str, batch: int, cluster: str = "a100x1_a10x7"
 ) -> Case:
     given = (f"cluster={cluster}", *REHEARSED, f"parallel.node_order={nodes}")
-    return Case(name=name, overrides=(*given, *_plan(sizes, partition, batch, *more)))
+    return Case(name=name, overrides=(*given, *plan_words(sizes, partition, batch, *more)))
 
 
 SLOW_NETWORK = "cluster.groups.gpu2.inter_gbit_per_s=2"

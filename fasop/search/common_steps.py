@@ -72,7 +72,7 @@ def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[N
     for way in (scattering(inputs, zero) for zero in inputs.may_scatter):
         bounds = LowerBounds(inputs.kinds)
         found += [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
-    return [spaces for spaces in found if spaces]
+    return [spaces for spaces in found if any(map(len, spaces))]
 
 
 def spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:

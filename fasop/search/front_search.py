@@ -108,7 +108,7 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
         spaces, unlike = spaces_on(inputs, sets, bounds), spaces_on(inputs, sets, bounds, uneven=True)
         seen = explore(spaces, kept, progress, until)
         until = max(time.process_time(), until - SHARES_S) + SHARES_S
-        seen += explore(unlike, kept, progress, until)
+        seen += explore(unlike, kept, progress, until, sketched=bool(kept.plans))
         explore_shares_of(inputs, sets, kept, until + SHARES_S)
         until = time.process_time() + BESIDE_S
         for plan in kept.plans:
@@ -117,8 +117,8 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
             look_beside([*spaces, *unlike], best, until)
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept, max(last, time.process_time() + STAGES_S))
-        for more in spaces_sharing_more(inputs, asked, sets):
-            seen += explore(more, kept, until=max(last, time.process_time()))
+        for more in spaces_sharing_more(inputs, asked, sets)[-1:]:  # of the highest stage of ZeRO alone
+            seen += explore(more, kept, until=max(last, time.process_time()), sketched=True)
         if kept.plans:
             _front_relieved(inputs, asked, sets, [spaces, unlike], kept)
     return kept.plans, seen, tried

@@ -117,7 +117,12 @@ class Best:
 
 
 def explore(
-    spaces: Sequence[Space], keep: PlanCollector, progress: ShowProgress = no_progress, until: float = np.inf
+    spaces: Sequence[Space],
+    keep: PlanCollector,
+    progress: ShowProgress = no_progress,
+    until: float = np.inf,
+    *,
+    sketched: bool = False,
 ) -> Coverage:
     """Hands every plan to `keep` that it may want: first on the nodes on which the fastest plan could be, and before
     that on those of one size, whose orders are looked at together.
@@ -125,12 +130,13 @@ def explore(
     Args:
         until: CPU seconds of this process, from which on nothing new is begun once there is a plan. Half of what is
             left of them may go into choosing the nodes that are looked at first.
+        sketched: whether plans that are kept leave out most others already, so that none need to be found early.
     """
     quick_first = sorted(spaces, key=lambda one: (len({kind.gpus for kind in one.kinds}), one.floor))
     walks = [SpaceSearch(space, keep, until) for space in quick_first]
-    sketched = (time.process_time() + until) / 2
+    half = (time.process_time() + until) / 2
     for number, walk in enumerate(walks, 1):
-        if number == 1 or time.process_time() <= sketched:
+        if not sketched and (number == 1 or time.process_time() <= half):
             walk.sketch()
         if walk.few:  # what is found leaves out most of what other nodes could do
             walk.look()

@@ -27,7 +27,7 @@ from fasop.simulation.nodes import Nodes, times_on
 from fasop.simulation.pipelines import Pipelines, joined
 from fasop.simulation.replica_pipelines import by_replica
 from megatron_ext.contract.models.counts import experts_of
-from megatron_ext.contract.parallel_config import Recompute, Schedule
+from megatron_ext.contract.parallel_config import GATHERED, Recompute, Schedule
 from megatron_ext.contract.rules.engine import LATENT
 
 MOST_MICRO_BATCHES = 2**12
@@ -287,8 +287,8 @@ def sizes(
     """
     parallel, most_stages = training.parallel, training.blocks.most_stages
     gpus = gpus_of(kinds)
-    if uneven and training.equal_only:
-        return
+    if uneven and (training.equal_only or parallel.zero == GATHERED):
+        return  # megatron_ext.contract.rules.memory
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor):
             pipeline = gpus // tensor // data

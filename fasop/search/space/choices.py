@@ -78,6 +78,8 @@ class Choices:
             return schedule is Schedule.one_f_one_b
         if not schedule.definition.has_chunks:
             return True
+        if sized.zero is not None and sized.shares is not None:
+            return False  # megatron_ext.contract.rules.memory
         whole = engine.kind is EngineKind.tdpp or sized.micro_batches % sized.pipeline == 0
         return whole and sized.pipeline > 1 and sized.pipeline * chunks <= blocks_of(model).layers
 

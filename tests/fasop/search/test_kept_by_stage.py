@@ -64,6 +64,15 @@ def test_gathered_weights_are_found_where_other_plans_fit_too() -> None:
     assert not any("ZeRO" in line for line in without.summary)
 
 
+@pytest.mark.parametrize("given", ["parallel.zero=3", "parallel.zero=2 parallel.schedule=interleaved"])
+def test_no_plan_has_shares_that_no_launch_takes(given: str) -> None:
+    """Of seven samples four replicas, or two, cannot take equally many."""
+    words = [*WORDS[:3], "parallel.global_batch_size=7", "parallel.data=2,4", "train.precision=fp16"]
+    assert best_plans(read([*words, "parallel.zero=2"]), ARGS).plans[0].parallel.shares is not None
+    with pytest.raises(SearchError, match=r"no plan for 4 GPUs has parallel.data=2,4|does not fit"):
+        best_plans(read([*words, *given.split()]), ARGS)
+
+
 @pytest.mark.parametrize("given", ["parallel.zero=1", "parallel.sharded_optimizer=true"])
 def test_what_the_command_line_says_stays(given: str) -> None:
     with pytest.raises(SearchError, match="does not fit"):

@@ -1,4 +1,4 @@
-"""What plans with gathered weights (zero=3) are predicted to take, beside one rank's passes and its link step by step."""
+"""What plans with gathered weights (zero=3) are predicted to take, beside a rank that is followed step by step."""
 
 from __future__ import annotations
 
