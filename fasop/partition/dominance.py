@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.simulation.linear import Linear
+from fasop.simulation.linear import Hidden, Linear
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9
@@ -42,10 +42,20 @@ def never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.boo
         if one.order is None:
             better &= (mine.of(np.array(layers)) <= theirs.of(np.array(layers))).all(axis=0)
         else:  # of any kind
-            better &= (mine.layer <= theirs.layer).all(axis=(0, 1))
+            better &= (mine.layer <= theirs.layer).all(axis=(0, 1)) & _again_no_longer(mine, theirs)
     if one.hidden is None or other.hidden is None or not better.any():
         return better
     return better & _hides_enough(one, other, layers)
+
+
+def _again_no_longer(one: Linear, other: Linear) -> NDArray[np.bool_]:
+    """[pipelines]: whether that is so of what is computed again, of any kind."""
+    if one.again is None:
+        return np.ones(one.fixed.shape[1], bool)
+    found = (one.layer + one.again.layer <= other.layer).all(axis=(0, 1))
+    if other.again is not None:
+        found |= (one.again.most <= other.again.most) & (one.again.layer <= other.again.layer).all(axis=0)
+    return np.asarray(found)
 
 
 def _replicas_never_worse(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.bool_]:
@@ -80,7 +90,9 @@ def _hides_enough(one: Pipelines, other: Pipelines, layers: int) -> NDArray[np.b
     if one.order is not None:
         return _hides_enough_of_each(one, other)
     if not _halved(one):
+        amount = np.arange(layers + 1).reshape(-1, 1, 1)
         enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
+        enough &= np.all(one.hidden.beside(amount) <= other.hidden.beside(amount), axis=(0, 1))
         for held in map(np.array, (0, layers)):
             hidden = other.hidden.time.of(held) - one.hidden.time.of(held)
             longer = other.backward.of(held) - one.backward.of(held)
@@ -101,6 +113,7 @@ def _hides_enough_of_each(one: Pipelines, other: Pipelines) -> NDArray[np.bool_]
     assert other.hidden is not None
     halved = _halved(one)
     enough: NDArray[np.bool_] = np.all(one.hidden.last <= other.hidden.last, axis=0)
+    enough &= _waits_no_longer(one.hidden, other.hidden)
     stages = one.stages
     for name, axes in (("fixed", (0,)), ("layer", (0, 1))):
         hidden = getattr(other.hidden.time, name) - getattr(one.hidden.time, name)
@@ -108,6 +121,20 @@ def _hides_enough_of_each(one: Pipelines, other: Pipelines) -> NDArray[np.bool_]
         longer = 0 * hidden if halved else theirs - getattr(one.backward, name)[..., :stages, :]
         enough &= (hidden <= longer + ROUNDING * theirs).all(axis=axes)
     return enough
+
+
+def _waits_no_longer(one: Hidden, other: Hidden) -> NDArray[np.bool_]:
+    """[pipelines]: whether that is so of what is not the last backward pass's, without layers and for those of each
+    kind by themselves."""
+    found = np.ones(one.last.shape[1], bool)
+    if one.behind is not None:
+        zero = np.zeros(1)
+        behind = Linear(fixed=zero, layer=zero) if other.behind is None else other.behind
+        for mine, theirs in ((one.behind.fixed, behind.fixed), (one.behind.layer, behind.layer)):
+            found &= (mine <= theirs).all(axis=tuple(range(mine.ndim - 1)))
+    if one.at_turns is not None:
+        found &= (one.at_turns <= (0.0 if other.at_turns is None else other.at_turns)).all(axis=0)
+    return found
 
 
 def _stage_times(lines: Pipelines) -> tuple[Linear, ...]:

@@ -63,16 +63,17 @@ def spaces_on(
     return [Space(inputs.training, kinds, inputs.choices, known, uneven=uneven) for kinds in some]
 
 
-def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
-    """Those of plans whose replicas share out gradients, and weights, too, for each stage of ZeRO: with equal shares
-    and with shares that differ by one. None beside means to save memory that were not `asked` for."""
+def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]]) -> list[list[list[Space]]]:
+    """Those of plans whose replicas share out gradients, and weights, too: for each stage of ZeRO those with equal
+    shares and those with shares that differ by one. None beside means to save memory that were not `asked` for."""
     if inputs is not asked:
         return []
     found = []
     for way in (scattering(inputs, zero) for zero in inputs.may_scatter):
         bounds = LowerBounds(inputs.kinds)
-        found += [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
-    return [spaces for spaces in found if any(map(len, spaces))]
+        both = [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
+        found.append([spaces for spaces in both if any(map(len, spaces))])
+    return found
 
 
 def spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:

@@ -18,6 +18,7 @@ from conf.compose import compose_parts, compose_unchecked, to_object
 from conf.errors import ConfigError
 from conf.origins import SEARCHED, defaults_taken
 from conf.plain import Plain
+from conf.schema.adapt import Adapt, Elastic
 from conf.schema.cluster import Cluster
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor
@@ -59,7 +60,7 @@ PLAIN = (
 """In the place of a configured plan, so that nothing of it can contradict the batch."""
 
 
-PARTS = ("cluster", "model", "parallel", "train", "engine", "executor")
+PARTS = ("cluster", "model", "parallel", "train", "engine", "executor", "adapt", "elastic")
 """Parts of a configuration: all that a search reads where no user's file defines the model."""
 LENGTH = ("train.iterations", "train.samples")
 
@@ -177,7 +178,9 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         training=training,
         choices=choices,
         may_offload=_may_offload(parallel, train, engine, choices, others),
-        may_scatter=() if "sharded_optimizer" in given else _may_scatter(parallel, train, engine, choices, others),
+        may_scatter=()
+        if "sharded_optimizer" in given or _changes(cfg)
+        else _may_scatter(parallel, train, engine, choices, others),
         may_share_by_memory=_may_share_by_memory(parallel, engine, choices, others),
         executor=to_object(cfg, Executor, "executor"),
         by_default="; ".join(filter(None, (defaults_taken(overrides, cfg, SEARCHED), assumed))) or None,
@@ -243,6 +246,12 @@ def _may_offload(
         return ()
     ways = [way for way in Offload if way.takes_optimizer or way.takes_activations]
     return tuple(way for way in ways if not [*_broken(way, parallel, train, choices)])
+
+
+def _changes(cfg: DictConfig | Plain) -> bool:
+    """Whether batches, shares or nodes change while it trains, which needs whole gradients (conf/schema/rules)."""
+    adapt = to_object(cfg, Adapt, "adapt")
+    return adapt.on or adapt.rebalance or to_object(cfg, Elastic, "elastic").enabled
 
 
 def _may_scatter(

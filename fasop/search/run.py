@@ -99,7 +99,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         plans = [*found, *plans]
         faster = Best(1, inputs.fault)
         faster.add(plans[:1])
-        sharing = spaces_sharing_more(inputs, asked, sets)
+        sharing = [spaces for of_zero in spaces_sharing_more(inputs, asked, sets) for spaces in of_zero]
         for more in sharing:
             seen += explore(more, faster, until=begun + LIMIT_S)
             look_beside(more, faster, begun + LIMIT_S)

@@ -96,13 +96,17 @@ class Hidden:
 
     def left(self, sums: Linear, held: Layers) -> Floats:
         """[stages, pipelines]: seconds of the sums that are not hidden; `held` are the layers of each stage."""
-        left = self._left_of_one(sums, held)
+        return self._left_of_one(sums, held) + self.beside(held)
+
+    def beside(self, held: Layers) -> Floats:
+        """[stages, pipelines]: the part of these that is not the last backward pass's."""
+        found = np.zeros_like(self.last)
         if self.behind is not None:
-            left = left + np.maximum(0.0, self.behind.of(held))
+            found = found + np.maximum(0.0, self.behind.of(held))
         if self.at_turns is not None:
             count = held if self.time.layer.ndim == self.time.fixed.ndim else held.sum(axis=0)
-            left = left + np.minimum(1, count) * self.at_turns
-        return left
+            found = found + np.minimum(1, count) * self.at_turns
+        return found
 
     def _left_of_one(self, sums: Linear, held: Layers) -> Floats:
         whole = sums.of(held)

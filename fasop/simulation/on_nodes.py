@@ -99,8 +99,7 @@ def _waits_for_weights(
     A rank has room for two blocks, so those of one come while another computes, a layer's beside a layer's pass: what
     one pass does not hide, another cannot. A backward pass has the sums of gradients beside it as well, for which it
     leaves what gathers do not take, and the last bucket of these is summed where the next micro-batch's forward pass
-    begins. The first block of an iteration is
-    waited for. Words that several blocks have are always there.
+    begins. The first block of an iteration is waited for. Words that several blocks have are always there.
     """
     parallel, stages = training.parallel, training.parallel.pipeline
     gathering = weights_gathered(link, training, parallel.data)

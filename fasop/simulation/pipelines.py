@@ -334,7 +334,10 @@ class Pipelines:
         )
 
     def unhidden(self, layers: int) -> Pipelines:
-        """The same without anything hidden, where no stage sums for longer, however many of the layers it has."""
+        """The same without anything hidden or computed again, where no stage sums or passes for longer, however many
+        of the layers it has."""
+        if self.backward.again is not None:
+            return self._not_again().unhidden(layers)
         if self.hidden is None:
             return self
         if self.order is not None:
@@ -347,11 +350,19 @@ class Pipelines:
         replicas = tuple(replace(one, lines=one.lines.unhidden(layers)) for one in self.replicas)
         return replace(self, sums=sums, hidden=None, replicas=replicas)
 
+    def _not_again(self) -> Pipelines:
+        """The same whose passes compute nothing again; of what hides sums nothing changes."""
+        replicas = tuple(replace(one, lines=one.lines._not_again()) for one in self.replicas)
+        return replace(self, backward=replace(self.backward, again=None), replicas=replicas)
+
     def _sums_left(self, hidden: Hidden) -> Linear:
         """Return a line below `exposed` where layers differ: where no kind of layer has its sums hidden, what is left
         of those; elsewhere what there is at least."""
-        left = self.sums.layer - hidden.time.layer
-        longer = (left >= 0).all(axis=0) & (hidden.time.fixed <= 0) & (hidden.time.layer >= 0).all(axis=0)
+        most, again = hidden.time.layer, hidden.time.again
+        if again is not None:
+            most = most + again.layer
+        left = self.sums.layer - most
+        longer = (left >= 0).all(axis=0) & (hidden.time.fixed <= 0) & (most >= 0).all(axis=0)
         return Linear(fixed=np.where(longer, self.sums.fixed, self.least_exposed), layer=np.where(longer, left, 0.0))
 
     def messages(self, layers: Layers) -> tuple[Floats, Floats]:

@@ -185,9 +185,11 @@ class HeterogeneousStages:
         return [known[id(one)] for one in columns]
 
     def unhidden(self, layers: int) -> HeterogeneousStages:
-        """The same without sums that backward passes hide: see `Pipelines.unhidden`."""
+        """The same without sums that backward passes hide, and without layers computed again: see
+        `Pipelines.unhidden`."""
         found = copy(self)
         found.whole, found._gathered = _unhidden(self.whole, layers), _unhidden(self._gathered, layers)
+        found.alone = {key: own._replace(backward=replace(own.backward, again=None)) for key, own in self.alone.items()}
         return found
 
     def columns(self, partitions: Layers) -> list[RankColumns]:

@@ -61,6 +61,8 @@ class BlockWeights:
                     of_chunk.append(buckets)
             self._needed.append(of_chunk)
         neighbours = [(one, after) for of in self._needed for one, after in zip(of, [*of[1:], ()])]
+        ends = [(chunk, one) for chunk, of in enumerate(self._needed) for one in (*of[:1], *of[-1:])]
+        neighbours += [(one, after) for chunk, one in ends for other, after in ends if chunk != other]
         self._room = max((self._bytes({*one, *after}) for one, after in neighbours), default=0)
         """Bytes of whole weights that are there at once, at most."""
         self._every = {bucket for of in self._needed for needed in of for bucket in needed}
@@ -123,10 +125,10 @@ class BlockWeights:
             yield from reversed(self._needed[chunk]) if backward else self._needed[chunk]
 
     def _fitting(self, here: Sequence[int], following: Iterator[Sequence[int]]) -> Sequence[int]:
-        """Those of the blocks that come next for which there is room beside these, of one block at least, in order."""
+        """Those of the blocks that come next for which there is room beside these, in order."""
         found: Dict[int, None] = {}
-        for number, needed in enumerate(following):
-            if number and self._bytes({*here, *found, *needed}) > self._room:
+        for needed in following:
+            if self._bytes({*here, *found, *needed}) > self._room:
                 break
             found.update(dict.fromkeys(needed))
             if self._every == {*here, *found}:

@@ -17,6 +17,7 @@ from fasop.search import front_search
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.kept import relieved
 from fasop.search.by_stage.tight import tight_plans
+from fasop.search.common_steps import spaces_sharing_more
 from fasop.search.front_search import front
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
@@ -62,6 +63,21 @@ def test_gathered_weights_are_found_where_other_plans_fit_too() -> None:
     without = best_plans(read([*words, "parallel.sharded_optimizer=true,false"]), ARGS)
     assert without.plans[0].total == second.total
     assert not any("ZeRO" in line for line in without.summary)
+
+
+@pytest.mark.parametrize("given", ["elastic.enabled=true", "adapt.rule=noise adapt.upper=64", "adapt.rebalance=true"])
+def test_no_plan_shares_out_gradients_where_batches_or_nodes_change(given: str) -> None:
+    """No launch takes such plans (conf/schema/rules/training.py)."""
+    assert read([*WORDS, "train.precision=fp16"]).may_scatter == (2, 3)
+    assert read([*WORDS, "train.precision=fp16", *given.split()]).may_scatter == ()
+
+
+def test_a_front_looks_at_all_shares_with_the_highest_stage_of_zero() -> None:
+    for given, zero, lists in (("parallel.hierarchical_reduce=true", 2, 2), ("parallel.tensor=1", 3, 1)):
+        inputs = read([*WORDS, "parallel.global_batch_size=6", given])
+        highest = spaces_sharing_more(inputs, inputs, [inputs.kinds])[-1]
+        assert [space.uneven for spaces in highest for space in spaces] == [False, True][:lists]
+        assert {one.parallel.zero for spaces in highest for space in spaces for one in space.options(0)} == {zero}
 
 
 @pytest.mark.parametrize("given", ["parallel.zero=3", "parallel.zero=2 parallel.schedule=interleaved"])

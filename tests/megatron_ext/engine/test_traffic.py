@@ -161,8 +161,8 @@ def fetched(blocks: Sequence[int], rounds: int) -> Iterator[int]:
     room = max(one + other for one, other in pairwise(blocks))
     passes, here = [*numbers, *reversed(numbers)] * rounds, set[int]()
     for now in range(len(passes)):
-        wanted = dict.fromkeys(passes[now : now + 2])
-        for following in passes[now + 2 :]:
+        wanted = dict.fromkeys(passes[now : now + 1])
+        for following in passes[now + 1 :]:
             if sum(blocks[one] for one in {*wanted, following}) > room:
                 break
             wanted[following] = None
