@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
+from typing import TYPE_CHECKING, Any
 
 from conf.compose import to_object, with_known_keys
 from conf.composition_cache import kept_object
@@ -17,6 +15,9 @@ from conf.reading.words import in_word
 from conf.schema.cluster import Cluster
 from conf.schema.values.links import FILE, KEY, only
 from fasop.costs.profiles.profile import LayerProfile, Links
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 FOLDER = Path(__file__).parents[2] / "profiles"
 
@@ -75,6 +76,8 @@ def with_profile(cfg: DictConfig, profile: str, words: Sequence[str]) -> tuple[D
     Raises:
         ConfigError: there is no such profile, or the cluster breaks a rule of its own.
     """
+    from omegaconf import OmegaConf  # a search whose parts were read before needs none of it
+
     cfg = with_known_keys(cfg, None)
     cluster = to_object(cfg, Cluster, "cluster")
     given = {word.partition("=")[0].lstrip("+") for word in words}
