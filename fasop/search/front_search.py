@@ -117,9 +117,9 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
             look_beside([*spaces, *unlike], best, until)
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept, max(last, time.process_time() + STAGES_S))
-        for more in (spaces for of_zero in spaces_sharing_more(inputs, asked, sets)[-1:] for spaces in of_zero):
-            seen += explore(more, kept, until=max(last, time.process_time()), sketched=True)
-        if kept.plans:
+        if kept.plans:  # where nothing fits, other means to save memory come first
+            for more in (spaces for of_zero in spaces_sharing_more(inputs, asked, sets)[-1:] for spaces in of_zero):
+                seen += explore(more, kept, until=max(last, time.process_time()), sketched=True)
             _front_relieved(inputs, asked, sets, [spaces, unlike], kept)
     return kept.plans, seen, tried
 
