@@ -129,15 +129,7 @@ def _record(plan: Plan, run: Run) -> dict[str, object]:
         "price_per_step": price,
         "train_cost": run.iterations * price if run.known and price is not None else None,
         "gpus": p.world_size,
-        "global_batch_size": p.global_batch_size,
-        "schedule": p.schedule,
-        "chunks": p.chunks,
-        "recompute": p.recompute,
-        "sharded_optimizer": p.sharded_optimizer,
-        "shards": p.shards,
-        "shares": p.shares,
-        "islands": p.islands,
-        "sequence_parallel": p.sequence_parallel,
+        **{key: getattr(p, key) for key in _KEYS if key not in _OF_FASOP},
         "optimizer_s": float(parts.optimizer[0]),
         "bound_s": plan.bound,
         "samples_per_s": p.global_batch_size / plan.total,
@@ -179,34 +171,22 @@ def plan_yaml(plan: Plan, command: str) -> str:
     )
 
 
+_KEYS = (
+    *("tensor", "data", "replicas", "pipeline", "expert", "context", "partition", "sequence_parallel", "recompute"),
+    *("sharded_optimizer", "zero", "shards", "offload", "reduce_dtype", "compress", "scatter_messages"),
+    *("hierarchical_reduce", "micro_batch_size", "global_batch_size", "schedule", "chunks", "shares", "islands"),
+    "node_order",
+)
+"""What a plan is, by key of `parallel`."""
+_OF_FASOP = ("tensor", "data", "replicas", "pipeline", "partition", "micro_batch_size", "node_order")
+"""Keys that are columns of the public FASOP's, too, under its names."""
+
+
 def _values(parallel: Parallel) -> dict[str, str]:
-    """What a plan is, by key of `parallel`."""
-    values = {
-        "tensor": parallel.tensor,
-        "data": parallel.data,
-        "replicas": parallel.replicas,
-        "pipeline": parallel.pipeline,
-        "expert": parallel.expert if parallel.expert > 1 else None,
-        "context": parallel.context if parallel.context > 1 else None,
-        "partition": parallel.partition,
-        "sequence_parallel": parallel.sequence_parallel,
-        "recompute": parallel.recompute,
-        "sharded_optimizer": None if parallel.zero else parallel.sharded_optimizer,
-        "zero": parallel.zero,
-        "shards": parallel.shards,
-        "offload": parallel.offload,
-        "reduce_dtype": parallel.reduce_dtype,
-        "compress": parallel.compress,
-        "scatter_messages": parallel.scatter_messages,
-        "hierarchical_reduce": parallel.hierarchical_reduce,
-        "micro_batch_size": parallel.micro_batch_size,
-        "global_batch_size": parallel.global_batch_size,
-        "schedule": parallel.schedule,
-        "chunks": parallel.chunks,
-        "shares": parallel.shares,
-        "islands": parallel.islands,
-        "node_order": parallel.node_order,
-    }
+    """What a plan is, by key of `parallel`; null where it goes without saying."""
+    values = {key: getattr(parallel, key) for key in _KEYS}
+    values |= {size: None for size in _COUNTS if values[size] == 1}
+    values |= {"sharded_optimizer": None} if parallel.zero else {}
     return {key: _text(value) for key, value in values.items()}
 
 

@@ -66,8 +66,9 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
     assert [*rows[0]] == [
         *("rank", "mbs", "tp", "dp", "pp", "node placement", "partition", "estimated time (step/s)", "pipeline time"),
         *("DP all-reduce time", "embedding layer all-reduce time", "price_per_step", "train_cost", "gpus"),
-        *("global_batch_size", "schedule", "chunks", "recompute", "sharded_optimizer", "shards"),
-        *("shares", "islands", "sequence_parallel"),
+        *("expert", "context", "sequence_parallel", "recompute", "sharded_optimizer", "zero", "shards", "offload"),
+        *("reduce_dtype", "compress", "scatter_messages", "hierarchical_reduce", "global_batch_size", "schedule"),
+        *("chunks", "shares", "islands"),
         *("optimizer_s", "bound_s", "samples_per_s", "price_per_hour", "kwh_per_step", "train_days"),
         "lost_to_failures",
         "basis",
@@ -79,6 +80,18 @@ def test_plans_are_ranked_on_stdout_and_in_a_file(tmp_path: Path, capsys: pytest
         parts = [float(row[key]) for key in ("pipeline time", "DP all-reduce time", "embedding layer all-reduce time")]
         assert float(row["estimated time (step/s)"]) == pytest.approx(sum(parts), abs=1e-5)
         assert float(row["bound_s"]) <= float(row["estimated time (step/s)"])
+
+
+def test_a_row_of_the_file_has_every_key_of_its_plan(tmp_path: Path) -> None:
+    files = [f"csv={tmp_path / 'plans.csv'}", f"plan={tmp_path / 'best.yaml'}"]
+    assert main(["search", *SMALL, "parallel.zero=3", "parallel.data=2", "by_stage=false", "top=1", *files]) == 0
+    (row,) = csv.DictReader((tmp_path / "plans.csv").open())
+    plan = yaml.safe_load((tmp_path / "best.yaml").read_text())
+    theirs = {"tensor": "tp", "data": "dp", "pipeline": "pp", "micro_batch_size": "mbs", "node_order": "node placement"}
+    told = {key: yaml.safe_load(row[theirs.get(key, key)]) for key in plan}
+    assert told == {key: yaml.safe_load(str(value)) for key, value in plan.items()}
+    assert (row["zero"], row["offload"]) == ("3", "none")
+
 
 
 def test_a_plan_is_explained_to_its_last_millisecond_and_gibibyte(capsys: pytest.CaptureFixture[str]) -> None:
