@@ -8,7 +8,7 @@ from conf.schema.experiment import Experiment
 from data_prep.chats.check import check_documents, samples_of_documents
 from data_prep.errors import DataPrepError, named
 from data_prep.images.check import check_images
-from data_prep.indexed.check import check_text, samples_of_split
+from data_prep.indexed.check import check_text, order_of_text, samples_of_split
 from data_prep.kinds import kind_for, require_kind
 from data_prep.pairs.check import check_pairs
 from data_prep.videos.check import check_videos
@@ -61,3 +61,11 @@ def samples_in_split(experiment: Experiment, split: str) -> int | None:
         if kind == VIDEOS:
             return len(fitting(open_videos(prefix, split), model.sized(1), prefix))
         return len(Pairs(prefix, split, model.sequence_length, model.sized(1).decoder_tokens).kept)
+
+
+def known_order(experiment: Experiment, samples: int) -> dict[str, float]:
+    """What is known of `Samples.order` before the ranks of a run make so many samples for its training."""
+    text = not experiment.model.traits.user_code and kind_for(str(experiment.model.family)) == TEXT
+    if text and experiment.data.documents() is None:
+        return order_of_text(experiment, samples)
+    return {"seed": experiment.train.seed}

@@ -14,6 +14,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 
 from megatron_ext.checkpoints import tensors
 from megatron_ext.checkpoints.memory import MemorySaver
+from megatron_ext.checkpoints.meta import require_order
 from megatron_ext.checkpoints.pace import SavePace
 from megatron_ext.checkpoints.saving import Saver
 from megatron_ext.contract.errors import EngineError
@@ -115,7 +116,7 @@ class Training:
         barrier.wait("model", "waiting for the models of all ranks")
         engine.pass_once()
         if found is not None:
-            tensors.check_order(found, samples.order)
+            require_order(found, samples.order)
             tensors.load(found, plan, engine)
         self._evaluator = None if held_out is None else Evaluator(plan, place, engine, *held_out)
         wants_bleu = plan.model.traits.translates and names_metric(BLEU, plan.train.until, plan.train.best)

@@ -13,7 +13,7 @@ from data_prep.indexed.manifest import Manifest, has_manifest, read_manifest, sa
 from data_prep.kinds import require_unchanged, weights_of
 from data_prep.tokenizers.vocabulary import BLOCK, SAMPLED, TOKENIZER, unknown_doubt
 from megatron_ext.data.blend import normalized, samples_of
-from megatron_ext.data.gpt_samples import samples_in_epoch
+from megatron_ext.data.gpt_samples import order_of, samples_in_epoch
 from megatron_ext.data.index_maps import check_saved, require_one_sample, split_documents
 from megatron_ext.data.indexed_dataset import IndexedDataset, data_file
 from megatron_ext.data.masked import bert_samples, sentence_maps, t5_samples
@@ -41,6 +41,20 @@ def samples_of_split(experiment: Experiment, split: str) -> int | None:
                 data, (cut, _) = IndexedDataset(prefix), _cut_of(experiment, 1)
                 sentence_maps.usable(data, _documents(weights, data, split), split, cut)
     return count if len(corpora) == 1 else None
+
+
+def order_of_text(experiment: Experiment, samples: int) -> dict[str, float]:
+    """What a launch knows of `Samples.order` of so many samples: that of running text, of other text the seed."""
+    model, seed, corpora = experiment.model, experiment.train.seed, experiment.data.corpora()
+    weights, found = weights_of(experiment.data.split), dict[str, float]()
+    for number, share in enumerate(normalized([corpus.weight for corpus in corpora])):
+        order: dict[str, float] = {"seed": seed}
+        if model.traits.running_text:
+            data = IndexedDataset(corpora[number].prefix)
+            count = samples_of(share, samples) if len(corpora) > 1 else samples
+            order = order_of(data.lengths, split_documents(weights, len(data))[0], count, model.sequence_length, seed)
+        found |= {f"{number}.{key}" if len(corpora) > 1 else key: value for key, value in order.items()}
+    return found
 
 
 def _documents(weights: Sequence[float], data: IndexedDataset, split: str) -> range:

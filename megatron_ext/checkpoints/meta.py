@@ -320,6 +320,24 @@ def require_optimizer(found: Checkpoint, optimizer: str) -> None:
         )
 
 
+def require_order(found: Checkpoint, order: Mapping[str, float]) -> None:
+    """Raises EngineError if training cannot go on at a checkpoint's sample, because what is known of `Samples.order` is
+    another one: for other data, or a number of samples that needs other epochs."""
+    before = found.meta.order or order
+    keys = [key for key in order if before.get(key) != order[key]]
+    if found.meta.consumed_samples and keys:
+        raise EngineError(
+            f"{found.folder}: cannot continue at its sample {found.meta.consumed_samples}, because the samples come in "
+            "another order: expected "
+            + ", ".join(f"{key}={before.get(key)}" for key in keys)
+            + "; found "
+            + ", ".join(f"{key}={order[key]}" for key in keys)
+            + ". Keep the data, data.split, train.seed, and as many samples (train.iterations x "
+            "parallel.global_batch_size) as need the same epochs; or take the weights alone, by export and import with "
+            "python -m megatron_ext.hf"
+        )
+
+
 def require_adapters(found: Checkpoint, adapters: Optional[Adapters]) -> None:
     """Raises EngineError if a checkpoint has other adapters than a run, which has these, or none where it has some."""
     has = found.meta.adapters

@@ -110,28 +110,6 @@ def find_best(plan: Plan, place: Place, store: Store) -> Optional[Dict[str, floa
     return said
 
 
-def check_order(checkpoint: Checkpoint, order: Dict[str, float]) -> None:
-    """Training can go on at the exact sample only in the same order of samples.
-
-    Raises:
-        EngineError: the data, or the number of samples that the run needs of them, give another order.
-    """
-    meta = checkpoint.meta
-    before = meta.order if meta.order is not None else order
-    keys = [key for key in order if before.get(key) != order[key]]
-    if meta.consumed_samples and keys:
-        raise EngineError(
-            f"{checkpoint.folder}: cannot continue at its sample {meta.consumed_samples}, because the samples come in "
-            "another order: expected "
-            + ", ".join(f"{key}={before.get(key)}" for key in keys)
-            + "; found "
-            + ", ".join(f"{key}={order[key]}" for key in keys)
-            + ". Keep the data, data.split, train.seed, and as many samples (train.iterations x "
-            "parallel.global_batch_size) as need the same epochs; or take the weights alone, by export and import with "
-            "python -m megatron_ext.hf"
-        )
-
-
 def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
     """Gives this rank its share of the weights and the optimizer's state. All replicas call it together.
 

@@ -39,18 +39,8 @@ class GptSamples(Samples):
         )
         self._vocab_size = vocab_size
         self._vocabulary = f"model.vocab_size={vocab_size}"
-        tokens = int(self._data.lengths[documents.start : documents.stop].sum(dtype=np.int64))
-        plan = layout(tokens, split.samples, sequence_length)
-        self.in_epoch = (tokens - 1) // sequence_length
-        self.order: Dict[str, float] = {
-            "first_document": documents.start,
-            "documents": len(documents),
-            "tokens": tokens,
-            "sequence_length": sequence_length,
-            "seed": split.seed,
-            "epochs": plan.epochs,
-            "shuffled_together": plan.shuffled_together,
-        }
+        self.order = order_of(self._data.lengths, documents, split.samples, sequence_length, split.seed)
+        self.in_epoch = (int(self.order["tokens"]) - 1) // sequence_length
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         return {"tokens": self.tokens(number)}
@@ -65,6 +55,23 @@ class GptSamples(Samples):
         what = partial("{}: sample {}".format, self._data.bin, sample)
         check_token_ids(tokens, self._vocab_size, what, self._vocabulary, OTHER_TOKENIZER)
         return tokens
+
+
+def order_of(
+    lengths: NDArray[np.int32], documents: range, samples: int, sequence_length: int, seed: int
+) -> Dict[str, float]:
+    """`Samples.order` of so many samples of these documents; `lengths` (tokens) are those of all."""
+    tokens = int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
+    plan = layout(tokens, samples, sequence_length)
+    return {
+        "first_document": documents.start,
+        "documents": len(documents),
+        "tokens": tokens,
+        "sequence_length": sequence_length,
+        "seed": seed,
+        "epochs": plan.epochs,
+        "shuffled_together": plan.shuffled_together,
+    }
 
 
 def samples_in_epoch(prefix: Union[str, Path], weights: Sequence[float], split: str, sequence_length: int) -> int:

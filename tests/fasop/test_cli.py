@@ -93,7 +93,6 @@ def test_a_row_of_the_file_has_every_key_of_its_plan(tmp_path: Path) -> None:
     assert (row["zero"], row["offload"]) == ("3", "none")
 
 
-
 def test_a_plan_is_explained_to_its_last_millisecond_and_gibibyte(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *SMALL, "top=2", "explain=2"]) == 0
     ranked, times, memory, slower = capsys.readouterr().out.split("\n\n")

@@ -75,7 +75,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
             transformers cannot be trained so.
     """
     # Only a launch needs these, and help and resume do not wait for numpy.
-    from data_prep.training import check_for_training
+    from data_prep.training import check_for_training, known_order
     from megatron_ext.checkpoints import meta
     from megatron_ext.checkpoints.foreign.torch_dist import is_torch_dist
     from megatron_ext.contract.errors import EngineError
@@ -93,11 +93,16 @@ def preflight(experiment: Experiment) -> Sequence[str]:
         text = f"train.min_lr={train.min_lr:g} has no effect: train.lr_policy=constant never lowers the rate"
         doubts = [*doubts, text]
     _check_evaluation(experiment)
-    with_length(experiment)
+    length = with_length(experiment).train
     model, parallel = experiment.model, experiment.parallel
     if train.load is not None:
         with of_engine():
             found = meta.to_load(Path(train.load), model.sized(1).identity(), train, train.iterations)
+        if found.meta.consumed_samples and found.meta.order:
+            samples = length.samples or found.position.consumed(length.last_iteration, parallel.global_batch_size)
+            order = known_order(experiment, samples)
+            with reworded(LaunchError, f"train.load={train.load}: ", of=EngineError):
+                meta.require_order(found, {key: order[key] for key in order if key in found.meta.order})
         if found.published and is_torch_dist(found.folder):
             text = (
                 f"train.load={train.load}: only the weights are loaded; to continue that training, run tdpp checkpoint "

@@ -11,6 +11,7 @@ import pytest
 from conf.compose import compose
 from conf.errors import TdppError
 from conf.schema.experiment import Experiment
+from data_prep.training import known_order
 from launch.commands.launching.preflight import preflight, samples_in_split, with_length
 from launch.control.planning.plan import make_plan
 from megatron_ext.checkpoints.meta import Checkpoint
@@ -79,6 +80,17 @@ def test_an_epoch_is_what_the_task_of_the_ranks_says(
     assert (plan.train.epochs, plan.train.samples, plan.train.iterations) == (3, 3 * epoch, 3 * epoch // 8)
     assert plan.train.lr_decay_iterations == 3 * epoch // 8
     preflight(experiment)
+    order = task_of(Plan.of(plan.as_json(), tmp_path)).samples("train", 3 * epoch).order
+    assert known_order(found, 3 * epoch).items() <= order.items()
+
+
+def test_what_is_known_of_the_order_of_a_blend_is_part_of_it(corpus: Path, tmp_path: Path) -> None:
+    blend = f"data.blend=[{{prefix:{make_corpus(tmp_path)},weight:0.3}}]"
+    experiment = compose([*TINY, f"data.prefix={corpus}", "parallel=single", blend])
+    order = task_of(Plan.of(make_plan(experiment, "a/b").as_json(), tmp_path)).samples("train", 500).order
+    assert {key: value for key, value in order.items() if key not in ("corpora", "0.share", "1.share")} == known_order(
+        experiment, 500
+    )
 
 
 def test_samples_need_no_data_and_iterations_stay_as_they_are() -> None:
@@ -189,3 +201,26 @@ def test_the_checkpoint_that_was_counted_from_is_the_one_that_is_loaded(tmp_path
     (first.run.checkpoints / "latest").write_text("iter_0000004\n")
     assert experiment.train.load == str(first.run.checkpoints / "iter_0000002")
     assert experiment.train.iterations == 2 + (40 - 16) // 8
+
+
+def test_a_checkpoint_whose_samples_would_come_in_another_order_is_refused_before_the_start(
+    tmp_path: Path, corpus: Path
+) -> None:
+    """Ranks refuse it, too, but only once their nodes were waited for."""
+    first = make_run(tmp_path / "first", corpus, "parallel=single")
+    assert first.go() == 0, first.stderr()
+    words = [word for word in TINY if not word.startswith("train.iterations")]
+
+    def launched(*more: str) -> None:
+        preflight(compose([*words, "parallel=single", f"data.prefix={corpus}", f"train.load={first.run.path}", *more]))
+
+    launched("train.iterations=5", "parallel.global_batch_size=4")
+    refused = rf"^train.load={first.run.path}: .*/iter_0000004: cannot continue at its sample 32, because .* order: "
+    for more, order in {
+        "train.iterations=500": r"expected epochs=1, .*; found epochs=3\d, ",
+        "train.samples=4000": r"expected epochs=1, .*; found epochs=3\d, ",
+        "train.seed=7": "expected seed=1234; found seed=7. Keep the data, data.split, train.seed",
+        "data.split='50,50,0'": r"expected documents=\d+, tokens=",
+    }.items():
+        with pytest.raises(TdppError, match=refused + order):
+            launched(*([] if "samples" in more or "iterations" in more else ["train.iterations=6"]), more)
