@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
+from fasop.costs.network.link_table import has_pairs
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.simulation.nodes import Nodes
@@ -50,6 +51,12 @@ class Alone:
         least = {name: np.where(where, np.minimum(own, others), own) for name, (own, others) in parts.items()}
         return Alone(**(least | {"embedding": self.embedding}))
 
+    def or_more(self, other: Alone) -> Alone:
+        """Return the more of both."""
+        return Alone(
+            **{field.name: np.maximum(getattr(self, field.name), getattr(other, field.name)) for field in fields(self)}
+        )
+
     @classmethod
     def nothing(cls, layers: int, kinds: int) -> Alone:
         sizes = {"sums": (layers + 1, kinds), "handing": (layers + 1, kinds)}
@@ -76,7 +83,7 @@ class LinkBounds:
         self._kinds = kinds
         self._names = [kind.name for kind in kinds]
         self._alone: dict[tuple[int, ...], Alone] = {}
-        self._nodes: dict[tuple[int, int], Nodes] = {}
+        self._nodes: dict[tuple[int, ...], Nodes] = {}
         self._alone_of_some: dict[tuple[int, ...], dict[tuple[int, ...], Alone]] = defaultdict(dict)
         self._links: dict[tuple[int, ...], dict[tuple[int, ...], OnLinks]] = defaultdict(dict)
         """What is known of some kinds, with how many nodes of each, and then of sizes."""
@@ -175,13 +182,24 @@ class LinkBounds:
             return Alone.nothing(one.blocks.layers, len(kinds))
         apart = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size).of(some)
         together = self._of_one_kind(one, 1, p.world_size).of(some)
-        return apart.or_less(together, gpus >= width)
+        found = apart.or_less(together, gpus >= width)
+        if len({*gpus.tolist()}) > 1 or has_pairs(self._kinds):
+            return found
+        return found.or_more(self._on_quickest_links(one, sum(kind.group.count for kind in kinds), int(gpus[0]), some))
 
     def _of_one_kind(self, one: Training, nodes: int, gpus: int) -> Alone:
+        return self._known_alone(one, (nodes, gpus), lambda: self._nodes_of_one_kind(nodes, gpus))
+
+    def _on_quickest_links(self, one: Training, nodes: int, gpus: int, some: Sequence[int]) -> Alone:
+        """What the plan takes beside its layers if every node's links are as quick as the quickest of these kinds':
+        where stages share nodes, the places alone say by how many ranks a link is used."""
+        return self._known_alone(one, (nodes, gpus, *some), lambda: self._quickest_nodes(nodes, gpus, some))
+
+    def _known_alone(self, one: Training, of_nodes: tuple[int, ...], nodes: Callable[[], Nodes]) -> Alone:
         p = one.parallel
-        key = p.sharded_optimizer, nodes, gpus, p.tensor_size, p.data, p.context, p.expert
+        key = p.sharded_optimizer, p.tensor_size, p.data, p.context, p.expert, *of_nodes
         if key not in self._alone:
-            every = self._nodes_of_one_kind(nodes, gpus)
+            every = nodes()
             exchanged, handing = exchanged_on(one, every), handing_out(one, every)
             sums, last = exchanged.sums, exchanged.last
             amount = np.arange(one.blocks.layers + 1.0).reshape(-1, 1, 1)
@@ -189,11 +207,30 @@ class LinkBounds:
             self._alone[key] = Alone(
                 first=exchanged.least_exposed[0] + handing.fixed.min(axis=0),
                 sums=of_layers[0],
-                last=np.zeros(len(self._kinds)) if last is None else last.min(axis=0),
+                last=np.zeros(len(every.kinds)) if last is None else last.min(axis=0),
                 handing=of_layers[1],
                 embedding=exchanged.embedding,
             )
         return self._alone[key]
+
+    def _quickest_nodes(self, nodes: int, gpus: int, some: Sequence[int]) -> Nodes:
+        """So many of an imagined kind."""
+        if (nodes, gpus, *some) not in self._nodes:
+            kinds = [self._kinds[kind] for kind in some]
+            groups, factors = [kind.group for kind in kinds], [kind.factors for kind in kinds]
+            group = replace(
+                groups[0],
+                intra_latency_us=min(group.intra_latency_us for group in groups),
+                intra_gbit_per_s=max(group.intra_gbit_per_s for group in groups),
+                inter_latency_us=min(group.inter_latency_us for group in groups),
+                inter_gbit_per_s=max(group.inter_gbit_per_s for group in groups),
+            )
+            least = {
+                name: min(getattr(one, name) for one in factors) for name in ("messages", "gradients", "embedding")
+            }
+            quickest = replace(kinds[0], gpus=gpus, group=group, factors=replace(factors[0], **least))
+            self._nodes[nodes, gpus, *some] = Nodes([quickest], np.zeros((1, nodes), np.int64))
+        return self._nodes[nodes, gpus, *some]
 
     def _nodes_of_one_kind(self, nodes: int, gpus: int) -> Nodes:
         """So many with so many GPUs each, an order for each kind."""

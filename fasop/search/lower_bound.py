@@ -197,7 +197,13 @@ class LowerBounds:
             exposed = self._exposed(plans, way, kinds, backward, fastest)
             exposed[mixed] = of_any_stage(exposed[mixed], gpus[mixed], width[mixed])[:, np.newaxis]
             busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
-        shares = np.minimum(np.cumsum(gpus, axis=1) / (tensor * replicas)[:, np.newaxis], pipeline[:, np.newaxis])
+        shares = np.cumsum(gpus, axis=1) / (tensor * replicas)[:, np.newaxis]
+        if len({kind.gpus for kind in kinds}) == 1:
+            for row in mixed.tolist():
+                if plans[row].parallel.shares is not None:
+                    nodes = np.cumsum(gpus[row]) // kinds[0].gpus
+                    shares[row] = _most_stages(plans[row].parallel, kinds[0].gpus)[nodes]
+        shares = np.minimum(shares, pipeline[:, np.newaxis])
         return Classes(
             stages=np.diff(shares.astype(np.int64), axis=1, prepend=0),
             shares=np.diff(shares, axis=1, prepend=0),
@@ -274,7 +280,17 @@ def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> tuple[int, int]:
         return parallel.micro_batches, parallel.data
     counts = parallel.micro_batches_of
     most = counts.count(max(counts))
+    if len({kind.gpus for kind in kinds}) == 1:
+        return max(counts), most
     return (max(counts), most) if 2 * most > len(counts) else (min(counts), parallel.data)
+
+
+def _most_stages(parallel: Parallelism, gpus: int) -> Floats:
+    """[nodes + 1]: how many stages the replicas with the most micro-batches have on so many nodes of as many GPUs, at
+    most, on the mean of these replicas, wherever the nodes are."""
+    most = np.array(parallel.micro_batches_of) == max(parallel.micro_batches_of)
+    of_nodes = np.tile(most, parallel.pipeline).reshape(-1, gpus // parallel.tensor_size).sum(axis=1)
+    return np.cumsum([0, *np.sort(of_nodes)[::-1]]) / most.sum()
 
 
 def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool) -> Floats:

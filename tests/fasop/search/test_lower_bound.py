@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,10 @@ from fasop.search.inputs import read
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 from fasop.search.search import Best, SpaceSearch, explore
-from fasop.search.space.candidates import Space
+from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
 from tests.support.cases import fewer
-from tests.support.fasop.plans import MEGATRON
+from tests.support.fasop.plans import MEGATRON, pipelines
 from tests.support.fasop.random_clusters import (
     best_times,
     random_case,
@@ -32,6 +33,7 @@ from tests.support.fasop.random_clusters import (
     with_nics,
     with_uplinks,
 )
+from tests.support.fasop.random_pipelines import all_partitions
 from tests.support.fasop.searches import bounds, floor
 from tests.support.fasop.seeds import seeds
 
@@ -45,8 +47,8 @@ def test_no_plan_beats_the_bound_where_replicas_mostly_sum_gradients(
 ) -> None:
     """A sharded optimizer sums in half the time, and takes some for handing out its weights."""
     inputs = read([*SLOW_LINKS, "train.precision=fp16", *engine])
-    sizes = Choices(tensor=(1,), data=(8,), pipeline=(1,), micro_batch_size=(1,), schedule=(Schedule.one_f_one_b,))
-    space = Space(inputs.training, inputs.kinds, replace(sizes, sharded_optimizer=sharded))
+    fixed = Choices(tensor=(1,), data=(8,), pipeline=(1,), micro_batch_size=(1,), schedule=(Schedule.one_f_one_b,))
+    space = Space(inputs.training, inputs.kinds, replace(fixed, sharded_optimizer=sharded))
     keep = Best(1)
     seen = explore([space], keep)
     (plan,) = keep.plans
@@ -95,6 +97,42 @@ def test_no_plan_beats_the_bound_where_stages_share_nodes_of_several_kinds() -> 
         assert floor(sized, kinds) <= seconds * (1 + 1e-9)
         tried += sized.parallel.data == 3 and np.isfinite(seconds)
     assert tried > 2
+
+
+@pytest.mark.parametrize("uneven", [False, True], ids=["equal", "uneven"])
+def test_no_plan_beats_the_bound_where_replicas_share_nodes(uneven: bool) -> None:
+    """Three nodes of one to three kinds, whose GPUs stages and rings share, with links that are quicker either within
+    nodes or between them."""
+    tried = shared = 0
+    for seed in seeds(fewer(40, 300)):
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng)
+        gpus, counts = int(rng.choice([2, 4])), ((3,), (1, 2), (1, 1, 1))[len(kinds) - 1]
+        rates = [
+            {"intra_gbit_per_s": float(rng.choice([1.0, 10.0])), "inter_gbit_per_s": float(rng.choice([0.3, 3.0]))}
+            for _ in kinds
+        ]
+        kinds = [
+            replace(kind, gpus=gpus, group=replace(kind.group, count=count, **own))
+            for kind, count, own in zip(kinds, counts, rates, strict=True)
+        ]
+        orders = np.array(sorted({*permutations(np.repeat(np.arange(len(kinds)), counts).tolist())}))
+        for one in sizes(training, kinds, choices, uneven=uneven):
+            if one.parallel.pipeline > 4:
+                continue
+            for schedule, chunks in choices.ways:
+                if not choices.runs(one.parallel, schedule, chunks, one.model, one.engine):
+                    continue
+                table = all_partitions(one.blocks.layers, one.parallel.pipeline * chunks)
+                for variant in choices.variants(replace(one.parallel, schedule=schedule, chunks=chunks)):
+                    plan = replace(one, parallel=variant)
+                    lines = pipelines(plan, kinds, orders).take(np.repeat(np.arange(len(orders)), table.shape[1]))
+                    columns = np.tile(table, (1, len(orders)))
+                    seconds = np.where(lines.fits(columns), lines.iteration(columns), np.inf).min()
+                    assert floor(plan, kinds) <= seconds * (1 + 1e-9)
+                    tried += 1
+                    shared += len(kinds) > 1 and gpus % variant.data > 0
+    assert shared > tried / 10 > 10
 
 
 @pytest.mark.slow
