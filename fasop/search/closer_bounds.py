@@ -106,10 +106,12 @@ def closer_least(
         if bound < enough:
             heapq.heappush(heap, (bound, next(number), what, step))
 
-    def put_sizes(space: Space) -> None:
+    def put_sizes(space: Space) -> int:
+        raised = int((space.known < enough).sum())
         space.raise_known(lambda seconds: seconds < enough)
         for size, bound in enumerate(space.known.tolist()):
             put(bound, _Size(space, size))
+        return raised
 
     for space in (space for space in spaces if space.least < enough):
         if space.is_bounded:
@@ -120,8 +122,7 @@ def closer_least(
         bound, _, what, step = heapq.heappop(heap)
         progress(work / most)
         if isinstance(what, Space):
-            work += 1 + len(what) // SIZES
-            put_sizes(what)
+            work += 1 + put_sizes(what) // SIZES
             continue
         if isinstance(what, _Size):
             closer, nodes = what.closer(bound, enough)

@@ -40,6 +40,8 @@ LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
 SETS_S = 27.0
 """Seconds of these for all sets of nodes; where that is too little, the rest is for all nodes together."""
+STAGES_S = 36.0
+"""Seconds of these after which no more stages that differ are looked at: what replicas share out comes behind them."""
 CLOSE, NEARLY = 0.95, 0.98
 """The part of the best plan's time that bounds are raised to, unless more is asked for; and where it is, at first."""
 FEW_BOXES = (0, 25)
@@ -95,7 +97,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         shared.add(plans[:1])
         explore_shares_of(inputs, sets, shared, begun + LIMIT_S)
         plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
-        looked, found = _by_stage(inputs, args, sets, [plans[0], *even], begun + LIMIT_S)
+        looked, found = _by_stage(inputs, args, sets, [plans[0], *even], begun + STAGES_S)
         plans = [*found, *plans]
         faster = Best(1, inputs.fault)
         faster.add(plans[:1])

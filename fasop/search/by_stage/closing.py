@@ -103,12 +103,13 @@ class Closing:
                 break
         return self._heap[0][0] if self._heap else math.inf
 
-    def tighten(self) -> None:
-        """Raise the bounds of the fastest candidates as far as those of others."""
-        for one, partition in [*self.best]:
+    def tighten(self, until: float) -> None:
+        """Raise the bounds of the fastest candidates as far as those of others, and that of the first one, which comes
+        before others of the same time then, farther. No proof is begun after so many CPU seconds of this process."""
+        for number, (one, partition) in enumerate([*self.best]):
             one.tighten(self.fastest)
-            for boxes in BOXES if one.alike and self._effort.proves else ():
-                if one.bound < self.fastest:
+            for boxes in BOXES if number == 0 and one.alike and self._effort.proves else ():
+                if one.bound < self.fastest and time.process_time() <= until:
                     self.keep(one, *one.prove(partition, boxes, self.fastest))
 
     def _closer(self, bound: float, _: int, what: _Open) -> bool:

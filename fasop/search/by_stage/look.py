@@ -323,7 +323,7 @@ def explore_stages(
     least = min(least, closing.run(until))
     search.climb_from_best(LAST)
     search.climb_wider()
-    closing.tighten()
+    closing.tighten(until)
     keep.add([one.plan(partition) for one, partition in closing.best])
     said = " and ".join(dict.fromkeys(some.every.said for some in nodes if some.wanted))
     layouts = sum(len(some.wanted) for some in nodes)

@@ -394,6 +394,16 @@ def test_a_search_whose_time_is_up_has_a_plan_and_says_what_it_left_out() -> Non
     assert seen.least <= whole.least <= best.plans[0].total <= hasty.plans[0].total
 
 
+def test_sizes_whose_work_alone_takes_too_long_cost_a_closer_bound_no_work() -> None:
+    """With ZeRO 2 and 3 there are three times as many spaces: no work was left for those that could be fast."""
+    inputs = read(["experiment=seed_a100x1_a10x7", *PLAIN])
+    spaces = [Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)]
+    enough = 1.2 * min(one.floor for one in spaces)
+    assert sum(map(len, spaces)) > 10 * sum(int((one.known < enough).sum()) for one in spaces) > 0
+    fresh = [Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)]
+    assert closer_least(fresh, enough, most=5) == enough
+
+
 def test_sets_of_nodes_have_the_sizes_and_bounds_that_each_has_by_itself() -> None:
     """Those with as many GPUs share what does not depend on their nodes."""
     inputs = read(["experiment=seed_a100x1_a10x7", "cluster.groups.hgx.gpus_per_node=2"])
