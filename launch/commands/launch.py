@@ -48,7 +48,7 @@ from launch.commands.launching.resuming import (
     run_to_reproduce,
     skipping,
 )
-from launch.control.follow import follow, interruptible
+from launch.control.follow import finishing, follow, interruptible, stop_if_active
 from launch.control.planning.checks import check, check_image, check_supported
 from launch.control.short_job import ANY_LENGTH, without_goal
 from launch.control.submit import launch_directory, resume
@@ -332,13 +332,20 @@ def _folders(argv: Sequence[str]) -> list[str]:
 def _resume(run: RunDir, worker: str) -> int:
     """The run goes on as it was configured, so Hydra composes nothing."""
     with interruptible():
-        resume(run, worker, check_start)
-        print(f"run {run.path}", file=sys.stderr, flush=True)
-        if run.code_tree.is_dir():
-            own = f"({run.code_tree} is the code that it runs; a new run with train.load={run.path} takes later edits)"
-            print(own, file=sys.stderr, flush=True)
-        if read_experiment(run.config).executor.followed:
-            follow(run)
+        try:
+            with finishing():
+                resume(run, worker, check_start)
+                is_followed = read_experiment(run.config).executor.followed
+            print(f"run {run.path}", file=sys.stderr, flush=True)
+            if run.code_tree.is_dir():
+                text = f"is the code that it runs; a new run with train.load={run.path} takes later edits"
+                print(f"({run.code_tree} {text})", file=sys.stderr, flush=True)
+            if is_followed:
+                follow(run)
+        except KeyboardInterrupt:
+            if read_experiment(run.config).executor.followed:
+                stop_if_active(run)
+            raise
     verdict = judge(run)
     print(visible(f"{run.name}: {verdict.state}, {verdict.reason}"), flush=True)
     print_next(next_step(verdict.state, word_for(run)))

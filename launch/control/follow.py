@@ -107,6 +107,12 @@ def stopped_if_interrupted(run: RunDir) -> Iterator[None]:
         ) from error
 
 
+def stop_if_active(run: RunDir) -> None:
+    """Stops a run that was interrupted before `follow` could do so."""
+    if not observe(run).over:
+        give_up(run)
+
+
 def give_up(run: RunDir) -> None:
     """Stops a run whose watcher ends; no signal interrupts it any more."""
     for signum in _ENDING:

@@ -17,7 +17,7 @@ from conf.run_folder.run_files import read_text
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import ExecutorKind, Experiment, Rehearse
 from conf.visible import plural, rank_ranges
-from launch.control.follow import finishing, follow, give_up
+from launch.control.follow import finishing, follow, stop_if_active
 from launch.control.planning.dry_run import DryRun, dry_run
 from launch.control.planning.plan import code_digest
 from launch.control.planning.predictions import doubts
@@ -234,19 +234,19 @@ def start_all(
         try:
             with finishing():
                 outcomes[number] = _started(experiment, overrides, worker, source, behind, sound)
+            run = outcomes[number].started
+            if run is None:
+                continue
+            print(f"run {run.path}", file=sys.stderr, flush=True)
+            if experiment.executor.kind is ExecutorKind.slurm:
+                jobs[number] = tuple(job["id"] for job in run.read_json(run.jobs)["jobs"])
+            if is_followed:
+                follow(run)
+                source = None  # it may have changed meanwhile
         except KeyboardInterrupt:
             if is_followed and number in outcomes and (run := outcomes[number].started) is not None:
-                give_up(run)
+                stop_if_active(run)
             raise
-        run = outcomes[number].started
-        if run is None:
-            continue
-        print(f"run {run.path}", file=sys.stderr, flush=True)
-        if experiment.executor.kind is ExecutorKind.slurm:
-            jobs[number] = tuple(job["id"] for job in run.read_json(run.jobs)["jobs"])
-        if is_followed:
-            follow(run)
-            source = None  # it may have changed meanwhile
 
 
 def _started(

@@ -30,6 +30,7 @@ from launch.control.stop import stop
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
+from launch.observe.look import observe
 from launch.sweep import start as sweep
 from launch.sweep.outcomes import differing
 from launch.sweep.start import confirm, existing
@@ -380,6 +381,22 @@ def test_after_an_interruption_the_table_has_what_was_started(here: Path) -> Non
         (run.name, "parallel.global_batch_size=4", "stopped")
     ]
     assert err.splitlines()[-1] == "2 of 3 combinations not started"
+
+
+def test_a_run_that_is_interrupted_before_it_is_followed_is_stopped(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(run: RunDir) -> None:
+        raise KeyboardInterrupt
+
+    for module in ("launch.sweep.start", "launch.commands.launch"):
+        monkeypatch.setattr(f"{module}.follow", interrupted)
+    for words in (["train.iterations=100000"], ["resume=latest"]):
+        with pytest.raises(KeyboardInterrupt):
+            launch(*words)
+        (run,) = RunDir.everything(here)
+        assert judge(run).state is State.stopped
+        assert observe(run).over
 
 
 def test_what_is_under_way_is_finished_before_an_interruption() -> None:
