@@ -142,9 +142,11 @@ class Front:
         others = [(self._run.seconds(plan), self._expense.known(plan, self._run), plan) for plan in able]
         known = zip(self._times.tolist(), self._costs[1:].tolist(), self.plans, strict=True)
         kept: list[tuple[float, float, Plan]] = []
-        for one in sorted([*known, *others], key=lambda row: (*row[:2], by_time(row[2]))):
+        for one in sorted([*known, *others], key=lambda row: row[:2]):
             if not kept or one[1] < kept[-1][1]:
                 kept.append(one)
+            elif one[:2] == kept[-1][:2]:
+                kept[-1] = min(kept[-1], one, key=lambda row: by_time(row[2]))
         self.plans = [plan for *_, plan in kept]
         self._times = np.array([seconds for seconds, *_ in kept])
         self._costs = np.array([math.inf, *(cost for _, cost, _ in kept)])

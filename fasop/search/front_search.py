@@ -111,10 +111,10 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
         seen += explore(unlike, kept, progress, until, sketched=bool(kept.plans))
         explore_shares_of(inputs, sets, kept, until + SHARES_S)
         until = time.process_time() + BESIDE_S
-        for plan in kept.plans:
+        for number, plan in on_sets(kept.plans, sets):
             best = Best(1, inputs.fault)
             best.add([plan])
-            look_beside([*spaces, *unlike], best, until)
+            look_beside(spaces_of([number], [spaces, unlike]), best, until)
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept, max(last, time.process_time() + STAGES_S))
         if kept.plans:  # where nothing fits, other means to save memory come first

@@ -84,9 +84,10 @@ class LinkBounds:
         self._names = [kind.name for kind in kinds]
         self._alone: dict[tuple[int, ...], Alone] = {}
         self._nodes: dict[tuple[int, ...], Nodes] = {}
+        self._hops: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
         self._alone_of_some: dict[tuple[int, ...], dict[tuple[int, ...], Alone]] = defaultdict(dict)
         self._links: dict[tuple[int, ...], dict[tuple[int, ...], OnLinks]] = defaultdict(dict)
-        """What is known of some kinds, with how many nodes of each, and then of sizes."""
+        """What is known of some kinds, here with how many nodes of each, and then of sizes."""
 
     def some(self, kinds: Sequence[NodeKind]) -> list[int]:
         """The numbers of these kinds."""
@@ -113,10 +114,7 @@ class LinkBounds:
             hops, around, queue = self._between_nodes(one, some, kinds)
             embedding = alone.embedding.min() if p.pipeline > 1 else 0.0
             return OnLinks(hops, around, queue, first + embedding)
-        # As `exchanged_on` has them: [stages, kinds].
-        link = self._nodes_of_one_kind(sum(nodes), gpus[0]).links_of(one).hops.link
-        size = float(min(one.messages))
-        passing, busy = (part[:, some] for part in (link.takes(np.array(size)), size * link.s_per_byte))
+        passing, busy = (part[:, some] for part in self._hops_of_one_kind(one, sum(nodes), gpus[0]))
         if gpus[0] % width and width % gpus[0]:  # stages lie on parts of nodes, whose links they share with few others
             hops, around, queue = self._between_nodes(one, some, kinds)
             hops, around = max(hops, passing[:-1].min(axis=1).sum()), max(around, passing[-1].min())
@@ -133,6 +131,15 @@ class LinkBounds:
         occupied = np.minimum(busy, passing)[last_of_node : -1 : last_of_node + 1]
         queue = float(occupied.min(axis=0).max()) if len(occupied) else 0.0  # every node sends to another one
         return OnLinks(_through(passing, width, gpus[0], nodes), passing[-1].min(), queue, first + embedding)
+
+    def _hops_of_one_kind(self, one: Training, nodes: int, gpus: int) -> tuple[Floats, Floats]:
+        """How long the shortest messages take, as `exchanged_on` has it, and occupy their links: [stages, kinds]."""
+        p = one.parallel
+        key = nodes, gpus, p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size, p.sharded_optimizer
+        if key not in self._hops:
+            link, size = self._nodes_of_one_kind(nodes, gpus).links_of(one).hops.link, float(min(one.messages))
+            self._hops[key] = link.takes(np.array(size)), size * link.s_per_byte
+        return self._hops[key]
 
     def _between_nodes(
         self, one: Training, some: Sequence[int], kinds: Sequence[NodeKind]
@@ -157,7 +164,9 @@ class LinkBounds:
         return total, float(hop.min()), float(np.minimum(busy, hop).max())
 
     def alone_on(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> list[Alone]:
-        known, found = self._alone_of_some[self._counted(kinds)], []
+        """Those of plans that exchange the same are one object; how many nodes there are of each kind does not matter
+        beside how many GPUs there are of all."""
+        known, found = self._alone_of_some[tuple(self.some(kinds))], []
         for one in plans:
             p = one.parallel
             key = p.sharded_optimizer, p.tensor_size, p.data, p.world_size, p.context, p.expert

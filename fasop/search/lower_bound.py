@@ -18,7 +18,7 @@ from fasop.costs import overlap
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
-from fasop.costs.parallelism import Parallelism
+from fasop.costs.parallelism import Numbers, Parallelism
 from fasop.costs.schedules import filling, passes_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
@@ -184,7 +184,7 @@ class LowerBounds:
         ).T
         width, most, (count, replicas) = tensor * data, pipeline.max(), counts
         sizes = [*zip(pipeline.tolist(), count.tolist(), strict=True)]
-        passes = np.array([_passes(way.schedule, way.chunks, *size, most) for size in sizes])
+        passes = _stacked([_passes(way.schedule, way.chunks, *size, most) for size in sizes])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
         left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
         every = np.arange(len(plans))
@@ -201,8 +201,9 @@ class LowerBounds:
         if len({kind.gpus for kind in kinds}) == 1:
             for row in mixed.tolist():
                 if plans[row].parallel.shares is not None:
-                    nodes = np.cumsum(gpus[row]) // kinds[0].gpus
-                    shares[row] = _most_stages(plans[row].parallel, kinds[0].gpus)[nodes]
+                    parallel, nodes = plans[row].parallel, np.cumsum(gpus[row]) // kinds[0].gpus
+                    groups = kinds[0].gpus // parallel.tensor_size
+                    shares[row] = _most_stages(parallel.micro_batches_of, parallel.pipeline, groups)[nodes]
         shares = np.minimum(shares, pipeline[:, np.newaxis])
         return Classes(
             stages=np.diff(shares.astype(np.int64), axis=1, prepend=0),
@@ -227,9 +228,8 @@ class LowerBounds:
         `backward` are seconds of a layer, with the kinds in this order.
         """
         alone = self._on_links.alone_on(plans, kinds)
-        sums, last, handing = (
-            np.array([getattr(one, name).T for one in alone]) for name in ("sums", "last", "handing")
-        )
+        sums, last, handing = (_stacked([getattr(one, name) for one in alone]) for name in ("sums", "last", "handing"))
+        sums, handing = sums.transpose(0, 2, 1), handing.transpose(0, 2, 1)
         whole, handed = (np.take_along_axis(part, order[..., np.newaxis], axis=1)[..., 1:] for part in (sums, handing))
         if not plans[0].overlaps:
             return np.asarray(whole + handed)
@@ -265,6 +265,13 @@ class LowerBounds:
         return _Beside(*np.array(self._on_links.of(plans, kinds)).T, *np.column_stack([ends, one_way]).T)
 
 
+def _stacked(every: Sequence[Floats]) -> Floats:
+    """Stack arrays, of which many are the same object, on a new first axis."""
+    distinct = {id(one): one for one in every}
+    place = {number: at for at, number in enumerate(distinct)}
+    return np.stack([*distinct.values()])[[place[id(one)] for one in every]]
+
+
 def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:
     """Whether some order of the nodes may give replicas different GPUs in a stage."""
     parallel = one.parallel
@@ -285,11 +292,12 @@ def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> tuple[int, int]:
     return (max(counts), most) if 2 * most > len(counts) else (min(counts), parallel.data)
 
 
-def _most_stages(parallel: Parallelism, gpus: int) -> Floats:
-    """[nodes + 1]: how many stages the replicas with the most micro-batches have on so many nodes of as many GPUs, at
-    most, on the mean of these replicas, wherever the nodes are."""
-    most = np.array(parallel.micro_batches_of) == max(parallel.micro_batches_of)
-    of_nodes = np.tile(most, parallel.pipeline).reshape(-1, gpus // parallel.tensor_size).sum(axis=1)
+@lru_cache(maxsize=4096)
+def _most_stages(micro_batches: Numbers, stages: int, groups: int) -> Floats:
+    """[nodes + 1]: how many stages the replicas with the most micro-batches have on so many nodes with so many tensor
+    groups each, at most, on the mean of these replicas, wherever the nodes are."""
+    most = np.array(micro_batches) == max(micro_batches)
+    of_nodes = np.tile(most, stages).reshape(-1, groups).sum(axis=1)
     return np.cumsum([0, *np.sort(of_nodes)[::-1]]) / most.sum()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -43,6 +44,10 @@ GAIN = 0.9
 front of 80 sets of nodes it was 0.99.)"""
 
 
+_Row = tuple[float, int, Training, Nodes]
+"""Seconds below which no plan is of some sizes and options, the number of their set of nodes, they, and its order."""
+
+
 def explore_shares(
     training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, keep: PlanCollector, until: float
 ) -> None:
@@ -58,22 +63,34 @@ def explore_shares(
         return
     until = min(until, time.process_time() + MOST_S)
     bounds = LowerBounds([*{kind.name: kind for kinds in sets for kind in kinds}.values()])
-    looked: list[tuple[float, int, Training, Nodes]] = []
+    looked: list[_Row] = []
     for number, kinds in enumerate(sets):
         if time.process_time() > until:
             break
-        for row in _looked_at(training, kinds, choices, bounds, partial(_worth, keep, kinds)):
-            looked.append((row[0], number, *row[1:]))
-    for least, number, one, order in sorted(looked, key=lambda row: row[:2]):
+        for least, one, order in _looked_at(training, kinds, choices, bounds, partial(_worth, keep, kinds)):
+            looked.append((least, number, one, order))
+    for (least, number, one, order), equal in _with_equal(sorted(looked, key=lambda row: row[:2]), sets, bounds):
         if time.process_time() > until:
             break
         kinds = sets[number]
         if not _worth(keep, kinds, least):
             continue
         gain = GAIN * (least - ending_of(one, kinds, bounds)) / _equal_seconds(one, kinds)
-        equal = float(bounds.of([one], Way.of(one.parallel), kinds)[0])
         if _worth(keep, kinds, gain * equal) and (group := fitting([one], order)) is not None:
             keep.add([*_plans(group, least, until, gain, partial(keep.worth, kinds))])
+
+
+def _with_equal(
+    rows: Sequence[_Row], sets: Sequence[Sequence[NodeKind]], bounds: LowerBounds
+) -> Iterator[tuple[_Row, float]]:
+    """Yield the rows, each with seconds below which none of its plans is with equal shares."""
+    alike: dict[tuple[int, Way], list[int]] = defaultdict(list)
+    for place, (_, number, one, _) in enumerate(rows):
+        alike[number, Way.of(one.parallel)].append(place)
+    equal = np.zeros(len(rows))
+    for (number, way), places in alike.items():
+        equal[places] = bounds.of([rows[place][2] for place in places], way, sets[number])
+    yield from zip(rows, equal.tolist(), strict=True)
 
 
 def _worth(keep: PlanCollector, kinds: Sequence[NodeKind], seconds: float) -> bool:
