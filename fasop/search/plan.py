@@ -17,6 +17,7 @@ from conf.schema.cluster import Cluster
 from conf.schema.parallel import Parallel
 from conf.schema.train import Train
 from conf.schema.values.partition import NodeOrder
+from conf.visible import span
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
@@ -172,8 +173,8 @@ class Failures:
             return f"{means}: of the first plan, no node fails."
         every_s = best_interval_s(self.save_s, mtbf_s) if self.every is None else self.every * seconds
         return (
-            f"{means}: of the first plan, one of the nodes fails every {mtbf_s / 3600:.3g} hours, a save every "
-            f"{every_s / 60:.3g} minutes (train.save_interval={self.every or AUTO}) takes {self.save_s:.3g} s, and a "
+            f"{means}: of the first plan, one of the nodes fails every {span(mtbf_s, 2)}, a save every "
+            f"{span(every_s, 2)} (train.save_interval={self.every or AUTO}) takes {self.save_s:.3g} s, and a "
             f"start {self.restart_s:.3g} s and reading the checkpoint."
         )
 

@@ -46,7 +46,7 @@ class SavePace:
         every = best_interval_s(self.save_s, self._mtbf_s)
         return (
             f"train.{self._key}=auto: a save takes {self.save_s:.3g} s and one of the nodes fails about every "
-            f"{self._mtbf_s / 3600:,.3g} hours, so the run saves every {every:,.0f} s"
+            f"{self._mtbf_s / 3600:,.1f} hours, so the run saves every {every:,.0f} s"
         )
 
     def wants(self, iteration: int) -> bool:
