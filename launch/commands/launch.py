@@ -332,18 +332,19 @@ def _folders(argv: Sequence[str]) -> list[str]:
 def _resume(run: RunDir, worker: str) -> int:
     """The run goes on as it was configured, so Hydra composes nothing."""
     with interruptible():
+        started = False
         try:
             with finishing():
                 resume(run, worker, check_start)
-                is_followed = read_experiment(run.config).executor.followed
+                started = True
             print(f"run {run.path}", file=sys.stderr, flush=True)
             if run.code_tree.is_dir():
                 text = f"is the code that it runs; a new run with train.load={run.path} takes later edits"
                 print(f"({run.code_tree} {text})", file=sys.stderr, flush=True)
-            if is_followed:
+            if read_experiment(run.config).executor.followed:
                 follow(run)
         except KeyboardInterrupt:
-            if read_experiment(run.config).executor.followed:
+            if started and read_experiment(run.config).executor.followed:  # else it may be somebody else's to stop
                 stop_if_active(run)
             raise
     verdict = judge(run)

@@ -108,19 +108,24 @@ def stopped_if_interrupted(run: RunDir) -> Iterator[None]:
 
 
 def stop_if_active(run: RunDir) -> None:
-    """Stops a run that was interrupted before `follow` could do so."""
+    """Stops a run that was interrupted before `follow` could do so; no signal interrupts it any more."""
+    _ignore_signals()
     if not observe(run).over:
         give_up(run)
 
 
 def give_up(run: RunDir) -> None:
     """Stops a run whose watcher ends; no signal interrupts it any more."""
-    for signum in _ENDING:
-        signal.signal(signum, signal.SIG_IGN)
+    _ignore_signals()
     _say(f"stopping {run.name} …")
     stop(run)
     notify_end_if_possible(run)
     _say(f"stopped {run.name}; none of its processes is left")
+
+
+def _ignore_signals() -> None:
+    for signum in _ENDING:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def _watch(run: RunDir) -> None:

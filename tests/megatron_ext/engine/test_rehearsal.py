@@ -183,6 +183,20 @@ def test_a_model_of_transformers_takes_what_is_predicted_of_its_blocks(
     assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(predicted * 1e3, rel=1e-6)
 
 
+def test_all_tied_parameters_of_a_model_take_what_is_predicted_of_them_together(
+    rehearse: Callable[..., EngineRun],
+) -> None:
+    """Of T5 three stages have the words, and two the positions."""
+    given = (
+        *("model=t5-base", *A10X8, "parallel.node_order=gpu2", "parallel.tensor=1", "parallel.data=1"),
+        *("parallel.pipeline=4", "parallel.partition=5-5-7-7", "parallel.micro_batch_size=1"),
+        "parallel.global_batch_size=4",
+    )
+    run = rehearse(*given)
+    predicted = predict(compose(["train=gpt2", *given])).iteration_s
+    assert run.metrics()[-1]["elapsed_ms"] == pytest.approx(predicted * 1e3, rel=1e-6)
+
+
 def test_a_schedule_from_a_file_runs_as_simulated_from_that_file(rehearse: Callable[..., EngineRun]) -> None:
     """Nobody's order, with uneven chunks and a part of the backward passes split."""
     own = json.dumps(as_json(random_schedule(Random(7), 4, 2, 8), 2, 8))
