@@ -190,10 +190,11 @@ class Rehearsal(ReplicaBatches):
     def _update_together(self) -> None:
         """What ends an iteration of a schedule that flushes."""
         self._collective("grads-all-reduce", self._groups.data, self._times.grads_all_reduce_ns)
+        left = self._times.embedding_all_reduce_ns  # of all tied parameters together: a rank's first takes it
         for parts in self._groups.tied:
             for part in parts:
-                duration = self._times.embedding_all_reduce_ns // len(parts)
-                self._collective("embedding-grads-all-reduce", part.group, duration)
+                self._collective("embedding-grads-all-reduce", part.group, left // len(parts))
+            left = 0 if parts else left
         start = self.now_ns
         self._collective("grad-norm-all-reduce", self._groups.model, 0)
         self._advance(self._times.optimizer_ns)
