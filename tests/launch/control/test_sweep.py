@@ -31,6 +31,7 @@ from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.observe.look import observe
+from launch.observe.observation import Observation
 from launch.sweep import start as sweep
 from launch.sweep.outcomes import differing
 from launch.sweep.start import confirm, existing
@@ -386,9 +387,16 @@ def test_after_an_interruption_the_table_has_what_was_started(here: Path) -> Non
 def test_a_run_that_is_interrupted_before_it_is_followed_is_stopped(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A second Ctrl-C, while it is looked whether there is anything to stop, does not keep it from that."""
+
     def interrupted(run: RunDir) -> None:
         raise KeyboardInterrupt
 
+    def again(run: RunDir) -> Observation:
+        signal.raise_signal(signal.SIGINT)
+        return observe(run)
+
+    monkeypatch.setattr("launch.control.follow.observe", again)
     for module in ("launch.sweep.start", "launch.commands.launch"):
         monkeypatch.setattr(f"{module}.follow", interrupted)
     for words in (["train.iterations=100000"], ["resume=latest"]):
@@ -397,6 +405,27 @@ def test_a_run_that_is_interrupted_before_it_is_followed_is_stopped(
         (run,) = RunDir.everything(here)
         assert judge(run).state is State.stopped
         assert observe(run).over
+
+
+def test_an_interrupted_command_that_has_started_nothing_stops_no_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else follows it: `resume=` would have refused it, had it not been interrupted twice."""
+
+    def interrupted(run: RunDir) -> None:
+        raise KeyboardInterrupt
+
+    follower = tdpp("launch", "train.iterations=100000", cwd=here.parent)
+    wait_for(lambda: list(RunDir.all(here)))
+    run = RunDir.find(here, None)
+    wait_until_running(run)
+    monkeypatch.setattr("launch.control.submit.observe", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        launch("resume=latest")
+    assert judge(run).state is State.running
+    follower.send_signal(signal.SIGTERM)
+    follower.communicate(timeout=PATIENCE_S)
+    assert judge(run).state is State.stopped
 
 
 def test_what_is_under_way_is_finished_before_an_interruption() -> None:
