@@ -13,7 +13,7 @@ from plotly import graph_objects as go
 
 from conf.run_folder.iteration_time import IterationTime, Spread
 from conf.run_folder.run_folders import usual_runs_dir
-from conf.visible import plural
+from conf.visible import numbered, plural
 from megatron_ext.contract.plan import Plan
 from reports.errors import ReportError
 from reports.facts.frames import memory_frame, stages_frame, stragglers_frame, waiting_frame
@@ -109,7 +109,7 @@ class Run:
 
     def timeline(self, iteration: int | None = None, ranks: Sequence[int] | None = None) -> go.Figure:
         """The events of an iteration; without one, of a steady one near the median of the log. Raises ReportError: it
-        has no events."""
+        has no events, or the run no such rank."""
         known, middle = self.statistics, self.statistics.middle
         if middle is None:
             raise ReportError(f"{self.name} has no events: {'; '.join(self.notes) or 'none written'}")
@@ -119,6 +119,9 @@ class Run:
             raise ReportError(
                 f"iteration {wanted} of {self.name} has no events; iterations {first} to {last} have some"
             )
+        there = {rank.rank for rank in self.plan.ranks}
+        if missing := {*(ranks or ())} - there:
+            raise ReportError(f"{self.name} has no {numbered('rank', missing)}; it has {numbered('rank', there)}")
         events = self.events[self.events["iteration"] == wanted]
         labels = {rank.rank: rank_label(rank) for rank in self.plan.ranks if ranks is None or rank.rank in ranks}
         return timeline(events, labels, f"{self.name}, iteration {wanted}")

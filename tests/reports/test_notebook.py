@@ -77,6 +77,8 @@ def test_a_timeline_has_every_event_of_its_iteration_in_the_row_of_its_rank(run:
 def test_what_is_not_there_is_a_message(run: notebook.Run):
     with pytest.raises(ReportError, match=r"iteration 99 of .* has no events; iterations 1 to 4 have some"):
         run.timeline(iteration=99)
+    with pytest.raises(ReportError, match=r"has no ranks 98-99; it has ranks 0-\d+$"):
+        run.timeline(ranks=[99, 0, 98])
     with pytest.raises(ReportError, match="has no metric 'lose'; it has iteration, "):
         run.course("lose")
 
