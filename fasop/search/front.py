@@ -117,11 +117,17 @@ class Front:
         self.plans: list[Plan] = []
         self._times, self._costs = np.zeros(0), np.full(1, math.inf)
         """Seconds of the plans, failures included, and what they take; the latter behind an infinite one."""
+        self._rates: dict[tuple[tuple[str, int], ...], tuple[list[NodeKind], float]] = {}
+        """The nodes of each set that was asked for, by kinds and numbers, and what they take in an hour."""
 
     def worth(self, kinds: Sequence[NodeKind], bounds: Floats) -> NDArray[np.bool_]:
-        nodes = [kind for kind in kinds for _ in range(kind.group.count)]
-        rate = self._expense.per_hour(nodes)
-        assert rate is not None
+        key = tuple((kind.name, kind.group.count) for kind in kinds)
+        if key not in self._rates:
+            nodes = [kind for kind in kinds for _ in range(kind.group.count)]
+            rate = self._expense.per_hour(nodes)
+            assert rate is not None
+            self._rates[key] = nodes, rate
+        nodes, rate = self._rates[key]
         seconds = self._run.expected(nodes, bounds)
         return np.asarray(seconds * rate / HOUR < self._cheapest_within(seconds))
 

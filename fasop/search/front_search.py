@@ -34,21 +34,18 @@ from fasop.search.space.candidates import Space
 
 FRONT_S = 90.0
 """CPU seconds of a front, after which it begins nothing new. 80 sets of nodes take about 15."""
-SHARES_S = 5.0
-"""Seconds of a front that are, at least, for plans with unequal shares."""
-BESIDE_S = 3.0
-"""Seconds of a front for the other schedules of its plans' sizes."""
-STAGES_S = 4.0
-"""Seconds of a front that are, at least, for plans whose stages differ."""
+LEAST_S = 5.0
+"""CPU seconds that each of its steps has at least. They are for what takes unforeseen long: so that every run finds the
+same front, what is looked at is counted."""
 WHOLLY, NEAR = 128, 10
 """GPUs of the sets of nodes on which all plans whose stages differ are looked at, together, at most; and how many GPUs
 of sets on which only those near a plan are count as one of these: they take about as long."""
 MOST_STAGES = 32
 """Stages of a plan near which such plans are looked for, at most: of 11 plans with more two had any, faster by 0.7 %,
 in two thirds of the time of all."""
-RELIEF_S, LULL = 3.0, 5
-"""Seconds of a front for plans that compute only some of their layers again; and sets of nodes in a row, on which none
-is of worth, after which no further ones are looked at."""
+RELIEVED, LULL = 8, 5
+"""Sets of nodes on which plans are found that compute only some of their layers again, at most, which takes about a
+second of each; and sets in a row, on which none is of worth, after which no further ones are looked at."""
 
 
 def front(inputs: Inputs, args: Arguments) -> Outcome:
@@ -100,28 +97,32 @@ def against(args: Arguments) -> Expense:
 def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
     """The plans, what was gone through, and on how many sets of nodes stages that differ were tried; like `_ranked`."""
     kept = Front(inputs.run, inputs.fault, expense)
-    last = until = time.process_time() + FRONT_S
+    last = time.process_time() + FRONT_S
     sets, bounds = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds)), LowerBounds(inputs.kinds)
     if not sets:
         return [], Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
     with bar("searching", phases=2) as progress:
         spaces, unlike = spaces_on(inputs, sets, bounds), spaces_on(inputs, sets, bounds, uneven=True)
-        seen = explore(spaces, kept, progress, until)
-        until = max(time.process_time(), until - SHARES_S) + SHARES_S
-        seen += explore(unlike, kept, progress, until, sketched=bool(kept.plans))
-        explore_shares_of(inputs, sets, kept, until + SHARES_S)
-        until = time.process_time() + BESIDE_S
+        seen = explore(spaces, kept, progress, last)
+        seen += explore(unlike, kept, progress, _until(last), sketched=bool(kept.plans))
+        explore_shares_of(inputs, sets, kept, _until(last))
+        until = _until(last)
         for number, plan in on_sets(kept.plans, sets):
             best = Best(1, inputs.fault)
             best.add([plan])
             look_beside(spaces_of([number], [spaces, unlike]), best, until)
             kept.add(best.plans)
-        tried = _front_by_stage(inputs, sets, kept, max(last, time.process_time() + STAGES_S))
+        tried = _front_by_stage(inputs, sets, kept, _until(last))
         if kept.plans:  # where nothing fits, other means to save memory come first
             for more in (spaces for of_zero in spaces_sharing_more(inputs, asked, sets)[-1:] for spaces in of_zero):
-                seen += explore(more, kept, until=max(last, time.process_time()), sketched=True)
-            _front_relieved(inputs, asked, sets, [spaces, unlike], kept)
+                seen += explore(more, kept, until=_until(last), sketched=True)
+            _front_relieved(inputs, asked, sets, [spaces, unlike], kept, _until(last))
     return kept.plans, seen, tried
+
+
+def _until(last: float) -> float:
+    """Return until when a step may begin anything that begins now, in a front that ends at `last`."""
+    return max(last, time.process_time() + LEAST_S)
 
 
 def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front, until: float) -> int:
@@ -165,17 +166,22 @@ def _fastest_first(kept: Front, sets: Sequence[Sequence[NodeKind]]) -> list[tupl
 
 
 def _front_relieved(
-    inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]], every: Sequence[Sequence[Space]], kept: Front
+    inputs: Inputs,
+    asked: Inputs,
+    sets: Sequence[Sequence[NodeKind]],
+    every: Sequence[Sequence[Space]],
+    kept: Front,
+    until: float,
 ) -> None:
     """Adds plans whose stages keep only what they need: on the nodes of the fastest plan first, and then on the sets
-    with the fewest GPUs, which have the least room, until there are none on some sets in a row."""
-    until, in_vain = time.process_time() + RELIEF_S, 0
+    with the fewest GPUs, which have the least room, until there are some on enough sets, or none on some in a row."""
+    found = in_vain = 0
     fastest = [number for number, _ in on_sets(kept.plans[:1], sets)]
     for number in dict.fromkeys([*fastest, *reversed(range(len(sets)))]):
-        if time.process_time() > until or in_vain == LULL:
+        if time.process_time() > until or in_vain == LULL or found == RELIEVED:
             break
         plans = [plan for at, plan in on_sets(kept.plans, sets) if at == number]
         here = spaces_of([number], every)
         relief = relieved_plans(inputs, asked, plans, kept.slowest(sets[number]), here, until)
-        in_vain = 0 if relief else in_vain + 1
+        found, in_vain = (found + 1, 0) if relief else (found, in_vain + 1)
         kept.add(relief)
