@@ -13,6 +13,7 @@ from fasop.search.inputs import Inputs, by_memory, offloading, scattering
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
+from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
 from megatron_ext.contract.parallel_config import Offload, Recompute
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 WORTH = 0.999
 """The part of the best plan's time that a plan with other shares has to beat to be worth it."""
+SCARCE = 10.0
+"""Copies of weights, gradients and what the optimizer keeps: where the memory of all GPUs together has room for so
+many, none is short of it for long."""
 RELIEVED = 8
 """How many plans that compute layers again are relieved, beside the first one."""
 
@@ -74,6 +78,22 @@ def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[N
         both = [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
         found.append([spaces for spaces in both if any(map(len, spaces))])
     return found
+
+
+def spaces_offloading(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
+    """Those of plans that keep what the optimizer needs in the memory of nodes, on these `every` sets of nodes whose
+    GPUs have little room for it: for each stage of ZeRO those with equal shares and those with shares that differ by
+    one. None beside other means to save memory that were not `asked` for."""
+    if inputs is not asked or Offload.optimizer not in inputs.may_offload:
+        return []
+    found = []
+    for one in (inputs, *(scattering(inputs, zero) for zero in inputs.may_scatter)):
+        way = offloading(one, Offload.optimizer)
+        sets, bounds = node_sets.with_room(way.training, every), LowerBounds(inputs.kinds)
+        enough = node_sets.with_room(inputs.training, sets, SCARCE)
+        sets = [kinds for kinds in sets if kinds not in enough]
+        found += [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
+    return [spaces for spaces in found if any(map(len, spaces))]
 
 
 def spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:

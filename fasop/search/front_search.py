@@ -17,6 +17,7 @@ from fasop.search.common_steps import (
     on_sets,
     relieved_plans,
     spaces_of,
+    spaces_offloading,
     spaces_on,
     spaces_sharing_more,
 )
@@ -98,7 +99,8 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
     """The plans, what was gone through, and on how many sets of nodes stages that differ were tried; like `_ranked`."""
     kept = Front(inputs.run, inputs.fault, expense)
     last = time.process_time() + FRONT_S
-    sets, bounds = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds)), LowerBounds(inputs.kinds)
+    clusters, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
+    sets = node_sets.with_room(inputs.training, clusters)
     if not sets:
         return [], Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
     with bar("searching", phases=2) as progress:
@@ -114,8 +116,11 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept, _until(last))
         if kept.plans:  # where nothing fits, other means to save memory come first
-            for more in (spaces for of_zero in spaces_sharing_more(inputs, asked, sets)[-1:] for spaces in of_zero):
+            sharing = [spaces for of_zero in spaces_sharing_more(inputs, asked, sets)[-1:] for spaces in of_zero]
+            for more in sharing:
                 seen += explore(more, kept, until=_until(last), sketched=True)
+            for more in spaces_offloading(inputs, asked, clusters):
+                explore(more, kept, until=_until(last), sketched=True)
             _front_relieved(inputs, asked, sets, [spaces, unlike], kept, _until(last))
     return kept.plans, seen, tried
 

@@ -35,12 +35,15 @@ from fasop.search.arguments import WORDS
 from fasop.search.plan import Failures, Fault, Run, no_fault
 from fasop.search.space.candidates import divisors, sizes
 from fasop.search.space.choices import Choices, runnable, split, tried
+from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.counts import experts_of
 from megatron_ext.contract.parallel_config import (
     GATHERED,
     SCATTERED,
+    Compress,
     Offload,
     Recompute,
+    ReduceDtype,
     Shards,
     of_any_stage,
 )
@@ -63,6 +66,11 @@ PLAIN = (
 PARTS = ("cluster", "model", "parallel", "train", "engine", "executor", "adapt", "elastic")
 """Parts of a configuration: all that a search reads where no user's file defines the model."""
 LENGTH = ("train.iterations", "train.samples")
+OF_TDPP = {
+    **{"zero": None, "shards": Shards.equal, "offload": Offload.none, "hierarchical_reduce": False},
+    **{"reduce_dtype": ReduceDtype.fp32, "compress": Compress.none},
+}
+"""Options of `parallel` that only tdpp's engine has, and their values without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +145,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
     choices = _scattering(tried(allowed, given, engine, parallel.sequence_parallel), parallel)
     if experts_of(model) is not None and "sequence_parallel" not in given:  # tensor groups have to, the rest does not
         choices = replace(choices, sequence_parallel=(True, False))
+    _require_options_of(engine, parallel)
     why_no_islands = _why_no_islands(parallel, train, engine, choices)
     if train.sync_every is not None and why_no_islands is not None:
         raise SearchError(f"{why_no_islands}, or train.sync_every=null")
@@ -235,6 +244,17 @@ def _require_engine(engine: Engine, model: Model, context: Sequence[int]) -> Non
         raise SearchError(f"parallel.context={most} must be 1 with model.family={model.family}")
     if engine.kind is EngineKind.tdpp and most > 1:
         raise SearchError(f"parallel.context={most} must be 1 with engine=tdpp; use engine=megatron_core")
+
+
+def _require_options_of(engine: Engine, parallel: Parallel) -> None:
+    """Raises SearchError for options of plans that no launch with the engine accepts (conf/schema/rules)."""
+    for key, without in OF_TDPP.items():
+        value = getattr(parallel, key)
+        if engine.kind is not EngineKind.tdpp and value != without:
+            raise SearchError(
+                f"parallel.{key}={shown(value)} cannot be searched with engine={engine.kind}: only engine=tdpp has it; "
+                f"use parallel.{key}={shown(without)}, or engine=tdpp"
+            )
 
 
 def _may_offload(

@@ -20,12 +20,13 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.parallelism import Numbers, Parallelism
 from fasop.costs.schedules import filling, passes_left
+from fasop.costs.sizes import kind_parameters
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
 from fasop.partition.local_search import Worth
 from fasop.search.least_exchange import LinkBounds, of_any_stage
-from fasop.simulation.nodes import times_on
+from fasop.simulation.nodes import step_s_per_parameter, times_on
 from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 
@@ -85,7 +86,8 @@ class LowerBounds:
         """Seconds below which none of these plans is with any schedule, order of the nodes or partition; infinite if
         there are none.
 
-        Each GPU does its part of the work in the sizes in which it is fastest, and none of them waits.
+        Each GPU updates its part of the layers' parameters, does its part of the work in the sizes in which it is
+        fastest, and never waits.
         """
         if not plans:
             return np.inf
@@ -102,8 +104,14 @@ class LowerBounds:
             return 0.0
         slowest = (of_sample[:, counted] / units[counted]).min(axis=1)
         rates = np.array([kind.gpus * kind.group.count for kind in kinds]) / np.maximum(slowest, 1e-30)
-        work = float(units @ plans[0].blocks.counts[:, -1])
-        return float(plans[0].parallel.global_batch_size * work / rates.sum())
+        counts = plans[0].blocks.counts[:, -1]
+        work = float(plans[0].parallel.global_batch_size * (units @ counts))
+        tensors = {one.parallel.tensor_size for one in plans}
+        parameters = min(t * np.dot(kind_parameters(plans[0].model, t, own_word=False), counts) for t in tensors)
+        steps = [step_s_per_parameter(kind, plans[0]) for kind in kinds]
+        # Of each GPU: its rate times its seconds is at least its work and its rate times its update.
+        updates = float(parameters * (steps / np.maximum(slowest, 1e-30)).min())
+        return float((work + updates) / rates.sum())
 
     @staticmethod
     def size_of(one: Training) -> tuple[int, int, int, int]:

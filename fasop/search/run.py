@@ -18,6 +18,7 @@ from fasop.search.common_steps import (
     on_sets,
     relieved_plans,
     spaces_of,
+    spaces_offloading,
     spaces_on,
     spaces_sharing_more,
 )
@@ -73,7 +74,8 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         _check_by_stage(inputs)
     begun, rows = time.process_time(), max(args.top, args.explain or 0)
     best = Best(max(rows, RANKED), inputs.fault)
-    sets = node_sets.with_room(inputs.training, node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds])
+    clusters = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
+    sets = node_sets.with_room(inputs.training, clusters)
     if not sets:
         return None
     bounds = LowerBounds(inputs.kinds)
@@ -104,6 +106,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         sharing = [spaces for of_zero in spaces_sharing_more(inputs, asked, sets) for spaces in of_zero]
         for more in sharing:
             seen += explore(more, faster, until=begun + LIMIT_S)
+            look_beside(more, faster, begun + LIMIT_S)
+        for more in spaces_offloading(inputs, asked, clusters):
+            explore(more, faster, until=begun + LIMIT_S)
             look_beside(more, faster, begun + LIMIT_S)
         plans = [*(plan for plan in faster.plans if plan.total < WORTH * plans[0].total), *plans]
         even_spaces = [*spaces, *(space for more in sharing for space in more if not space.uneven)]

@@ -44,16 +44,18 @@ def clusters(kinds: Sequence[NodeKind]) -> list[Sequence[NodeKind]]:
     return sorted(found, key=lambda some: (-gpus_of(some), [(kind.name, kind.group.count) for kind in some]))
 
 
-def with_room(training: Training, sets: Sequence[Sequence[NodeKind]]) -> list[Sequence[NodeKind]]:
-    """Return those of these clusters whose memory all together has room for one copy of what the optimizer steps: no
-    plan has less than that."""
+def with_room(
+    training: Training, sets: Sequence[Sequence[NodeKind]], copies: float = 1.0
+) -> list[Sequence[NodeKind]]:
+    """Return those of these clusters whose memory all together has room for so many copies of what the optimizer steps:
+    no plan has less than one."""
     if isinstance(training.model, MeasuredModule):
         return [*sets]
     alone = [
         replace(training, parallel=replace(training.parallel, data=1, sharded_optimizer=sharded))
         for sharded in (False, True)
     ]
-    least = training.model.parameters() * min(parameter_bytes(one, 1.0).all for one in alone)
+    least = copies * training.model.parameters() * min(parameter_bytes(one, 1.0).all for one in alone)
     rooms = [sum(kind.group.count * kind.gpus * kind.gpu.memory_gib * GIB for kind in kinds) for kinds in sets]
     return [kinds for kinds, room in zip(sets, rooms, strict=True) if room >= least]
 

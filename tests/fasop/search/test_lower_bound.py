@@ -18,11 +18,13 @@ from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
+from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 from fasop.search.search import Best, SpaceSearch, explore
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
+from megatron_ext.contract.parallel_config import Offload
 from tests.support.cases import fewer
 from tests.support.fasop.plans import MEGATRON, pipelines
 from tests.support.fasop.random_clusters import (
@@ -55,6 +57,24 @@ def test_no_plan_beats_the_bound_where_replicas_mostly_sum_gradients(
     assert plan.parallel.sharded_optimizer == sharded[-1]
     assert 0.7 * plan.total < bounds(space).min() <= plan.total * (1 + 1e-9)
     assert seen.least <= plan.total * (1 + 1e-9)
+
+
+def test_no_plan_beats_the_bound_of_its_work_and_its_updates() -> None:
+    """Updates take most of an iteration where what they need comes from the host's memory."""
+    near = tried = 0
+    for seed in seeds(fewer(12, 60)):
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng, alike=seed % 2 == 0)
+        parallel = replace(training.parallel, offload=Offload.optimizer)
+        rates = float(rng.choice([1e-3, 1e-2, 1e-1])) * rng.uniform(1, 1.5, len(kinds))
+        slow = [replace(kind.gpu, host_gb_per_s=float(rate)) for kind, rate in zip(kinds, rates, strict=True)]
+        kinds = [replace(kind, gpu=gpu) for kind, gpu in zip(kinds, slow, strict=True)]
+        for sized, seconds in best_times(replace(training, parallel=parallel), kinds, choices) or ():
+            bound = LowerBounds(kinds).of_work([sized], choices.recompute, kinds)
+            assert bound <= seconds * (1 + 1e-9)
+            tried += np.isfinite(seconds)
+            near += bound > 0.2 * seconds
+    assert tried > 50 and near > 5
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from fasop.partition.dominance import never_worse
 from fasop.partition.local_search import bottleneck, improved
 from fasop.search.arguments import Arguments
 from fasop.search.closer_bounds import closer_least
+from fasop.search.common_steps import spaces_offloading
 from fasop.search.findings.words import best_layers
 from fasop.search.inputs import Inputs, read
 from fasop.search.lower_bound import LowerBounds
@@ -199,6 +200,28 @@ def test_the_optimizer_is_offloaded_where_nothing_fits_without() -> None:
     for refused in ("parallel.offload=none", "train.optimizer=lamb"):
         with pytest.raises(SearchError, match=r"does not fit .* % of this memory"):
             best_plans(read([*words, small, refused]), args)
+
+
+def test_offloading_is_looked_at_where_other_plans_fit_and_memory_is_short() -> None:
+    """Two stages without recomputation take less than four that compute layers again."""
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.gpus.a10.memory_gib=9", "model=xl"]
+    words += ["train.precision=bf16", "parallel.global_batch_size=64", "parallel.schedule=one_f_one_b"]
+    args = Arguments(top=2, by_stage=False)
+    asked = [best_plans(read([*words, f"parallel.offload={way}"]), args).plans[0] for way in ("none", "optimizer")]
+    found = best_plans(read(words), args)
+    assert asked[1].total < 0.9 * asked[0].total
+    assert found.plans[0].total <= asked[1].total
+    assert found.plans[0].training.parallel.offload == "optimizer"
+    assert found.plans[1].total >= found.plans[0].total and found.plans[1].parallel.offload == "none"
+    roomy = read([*words, "cluster.gpus.a10.memory_gib=80"])
+    assert not spaces_offloading(roomy, roomy, [roomy.kinds])
+
+
+@pytest.mark.parametrize("option", ["offload=optimizer", "zero=3", "shards=memory", "hierarchical_reduce=true"])
+def test_what_no_launch_with_another_engine_accepts_is_not_searched_with_it(option: str) -> None:
+    words = ["cluster=a10x8", "model=xl", "engine=megatron_core", "parallel.global_batch_size=64"]
+    with pytest.raises(SearchError, match=rf"parallel\.{option} cannot be searched with engine=megatron_core.*use"):
+        read([*words, f"parallel.{option}"])
 
 
 def test_offloaded_activations_take_their_time_and_nothing_is_computed_again() -> None:
