@@ -44,9 +44,7 @@ def clusters(kinds: Sequence[NodeKind]) -> list[Sequence[NodeKind]]:
     return sorted(found, key=lambda some: (-gpus_of(some), [(kind.name, kind.group.count) for kind in some]))
 
 
-def with_room(
-    training: Training, sets: Sequence[Sequence[NodeKind]], copies: float = 1.0
-) -> list[Sequence[NodeKind]]:
+def with_room(training: Training, sets: Sequence[Sequence[NodeKind]], copies: float = 1.0) -> list[Sequence[NodeKind]]:
     """Return those of these clusters whose memory all together has room for so many copies of what the optimizer steps:
     no plan has less than one."""
     if isinstance(training.model, MeasuredModule):
