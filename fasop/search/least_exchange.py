@@ -100,7 +100,7 @@ class LinkBounds:
         some, known, found = self.some(kinds), self._links[self._counted(kinds)], []
         for one, alone in zip(plans, self.alone_on(plans, kinds), strict=True):
             p = one.parallel
-            key = p.sharded_optimizer, p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
+            key = p.sharded_optimizer, p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size, p.sequence_parallel
             if key not in known:
                 known[key] = self._on_known_links(one, some, kinds, alone)
             found.append(known[key])
@@ -135,7 +135,8 @@ class LinkBounds:
     def _hops_of_one_kind(self, one: Training, nodes: int, gpus: int) -> tuple[Floats, Floats]:
         """How long the shortest messages take, as `exchanged_on` has it, and occupy their links: [stages, kinds]."""
         p = one.parallel
-        key = nodes, gpus, p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size, p.sharded_optimizer
+        sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
+        key = nodes, gpus, *sizes, p.sequence_parallel, p.sharded_optimizer
         if key not in self._hops:
             link, size = self._nodes_of_one_kind(nodes, gpus).links_of(one).hops.link, float(min(one.messages))
             self._hops[key] = link.takes(np.array(size)), size * link.s_per_byte

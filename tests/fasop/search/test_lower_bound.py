@@ -18,6 +18,7 @@ from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
+from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
@@ -75,6 +76,32 @@ def test_no_plan_beats_the_bound_of_its_work_and_its_updates() -> None:
             tried += np.isfinite(seconds)
             near += bound > 0.2 * seconds
     assert tried > 50 and near > 5
+
+
+def test_bounds_hold_for_tensor_groups_that_share_sequences_and_for_those_that_do_not() -> None:
+    """Those that do send shorter messages between stages, whichever way is named first."""
+    words = [word for word in SLOW_LINKS if "gpus_per_node" not in word]
+    words += ["cluster.groups.gpu2.gpus_per_node=2", "cluster.groups.gpu2.count=2"]
+    words += ["cluster.groups.gpu2.inter_gbit_per_s=0.1", "parallel.tensor=2", "parallel.pipeline=2"]
+
+    def found(given: str) -> tuple[Plan, float]:
+        inputs = read([*words, f"parallel.sequence_parallel={given}"])
+        space, keep = Space(inputs.training, inputs.kinds, inputs.choices), Best(1)
+        explore([space], keep)
+        return keep.plans[0], float(bounds(Space(inputs.training, inputs.kinds, inputs.choices)).min())
+
+    plan, _ = found("true")
+    for given in ("false,true", "true,false"):
+        best, least = found(given)
+        assert best.parallel.sequence_parallel
+        assert best.total == plan.total
+        assert least <= plan.total * (1 + 1e-9)
+    assert found("false")[1] > plan.total
+    one = plan.training
+    whole = replace(one, parallel=replace(one.parallel, sequence_parallel=False))
+    known, kinds = LowerBounds(plan.kinds), plan.kinds
+    together = [float(known.of([some], Way.of(one.parallel), kinds)[0]) for some in (whole, one)]
+    assert together == [floor(whole, kinds), floor(one, kinds)]
 
 
 @pytest.mark.slow
