@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
+from fasop.costs.layers import gradients_summed, weights_gathered
 from fasop.costs.network.link_table import has_pairs
 from fasop.costs.training import Training
 from fasop.frozen import replace
@@ -35,6 +36,9 @@ class Alone:
     handing: Floats
     """[layers + 1, kinds]: handing out the new weights of a stage of so many layers."""
     embedding: Floats
+    round_s: Floats
+    """For each of a stage's parameters, what replicas exchange for every micro-batch beside the passes: 0 where they
+    sum gradients once an iteration."""
 
     def of(self, kinds: Sequence[int]) -> Alone:
         return Alone(
@@ -43,6 +47,7 @@ class Alone:
             last=self.last[kinds],
             handing=self.handing[:, kinds],
             embedding=self.embedding[kinds],
+            round_s=self.round_s[kinds],
         )
 
     def or_less(self, other: Alone, where: NDArray[np.bool_]) -> Alone:
@@ -220,6 +225,7 @@ class LinkBounds:
                 last=np.zeros(len(every.kinds)) if last is None else last.min(axis=0),
                 handing=of_layers[1],
                 embedding=exchanged.embedding,
+                round_s=_round_s(one, every),
             )
         return self._alone[key]
 
@@ -249,6 +255,17 @@ class LinkBounds:
             orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
             self._nodes[nodes, gpus] = Nodes(alike, orders, least=True)
         return self._nodes[nodes, gpus]
+
+
+def _round_s(one: Training, nodes: Nodes) -> Floats:
+    """`Alone.round_s`: gradients are summed after each micro-batch, and weights may be gathered for both its passes."""
+    where, data = nodes.links_of(one), one.parallel.data
+    if not (one.scatters and one.overlaps):
+        return np.zeros(len(nodes.orders))
+    seconds = gradients_summed(where.sums, one).s_per_byte
+    if one.gathers:
+        seconds = seconds + 2 * weights_gathered(where.handing, one, data).s_per_byte
+    return np.asarray(seconds.min(axis=0))
 
 
 def of_any_stage(seconds: Floats, gpus: Integers, width: Integers) -> Floats:

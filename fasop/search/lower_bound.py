@@ -20,13 +20,16 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.parallelism import Numbers, Parallelism
 from fasop.costs.schedules import filling, passes_left
+from fasop.costs.shared_layers import layer_numbers
 from fasop.costs.sizes import kind_parameters
 from fasop.costs.training import Training
 from fasop.frozen import replace
+from fasop.partition.bounds import TINY
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
 from fasop.partition.local_search import Worth
 from fasop.search.least_exchange import LinkBounds, of_any_stage
-from fasop.simulation.nodes import step_s_per_parameter, times_on
+from fasop.simulation.nodes import Nodes, step_s_per_parameter, times_on
+from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 
@@ -81,6 +84,8 @@ class LowerBounds:
         self._times: dict[tuple[tuple[int, ...], Recompute, int, int, int, int], _Times] = {}
         self.sizes: dict[tuple[int, ...], Sequence[Training]] = {}
         """The plans of sets of nodes that have the same ones, by what decides which these are."""
+        self.pipelines: dict[tuple[Nodes, Parallelism], Pipelines] = {}
+        """What was built of them last."""
 
     def of_work(self, plans: Sequence[Training], recompute: Sequence[Recompute], kinds: Sequence[NodeKind]) -> float:
         """Seconds below which none of these plans is with any schedule, order of the nodes or partition; infinite if
@@ -112,6 +117,31 @@ class LowerBounds:
         # Of each GPU: its rate times its seconds is at least its work and its rate times its update.
         updates = float(parameters * (steps / np.maximum(slowest, 1e-30)).min())
         return float((work + updates) / rates.sum())
+
+    def of_rounds(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> Floats:
+        """[plans]: seconds below which none is, by what replicas exchange for every micro-batch; 0 where nothing.
+
+        Sums of gradients fall behind the passes of all micro-batches but one by what these do not hide, and gathers of
+        weights those of all (`fasop.simulation.linear.Hidden.behind`). So a stage takes at least as long as all of its
+        exchanges. Together, stages exchange what all layers have; those that exchange it fastest lie on the fastest
+        kinds alone.
+        """
+        found, some = np.zeros(len(plans)), self._on_links.some(kinds)
+        for number, (one, alone) in enumerate(zip(plans, self._on_links.alone_on(plans, kinds), strict=True)):
+            parallel, times = one.parallel, self._of_kinds(one, Recompute.none, some).every
+            if not alone.round_s.any() or (_has_heterogeneous_replicas(one, kinds) and not _in_order(times)):
+                continue
+            count, passes = parallel.micro_batches - (not one.gathers), not one.gathers and parallel.shares is None
+            both = np.array([[part.forward + part.backward for part in time.layers] for time in times])
+            taken = passes * both + count * np.outer(alone.round_s, layer_numbers(one).summed)
+            units = taken.mean(axis=0)
+            of_unit = (taken / np.maximum(units, TINY)).min(axis=1)
+            fastest = np.argsort(of_unit, kind="stable")
+            gpus = np.cumsum([kinds[kind].gpus * kinds[kind].group.count for kind in fastest])
+            stages = np.diff(gpus // (parallel.tensor_size * parallel.data), prepend=0)
+            rate = (stages / np.maximum(of_unit[fastest], TINY)).sum()
+            found[number] = units @ one.blocks.counts[:, -1] / rate
+        return found
 
     @staticmethod
     def size_of(one: Training) -> tuple[int, int, int, int]:
@@ -278,6 +308,13 @@ def _stacked(every: Sequence[Floats]) -> Floats:
     distinct = {id(one): one for one in every}
     place = {number: at for at, number in enumerate(distinct)}
     return np.stack([*distinct.values()])[[place[id(one)] for one in every]]
+
+
+def _in_order(times: Sequence[LayerTimes]) -> bool:
+    """Whether a kind that is slower than another one in any pass of any part of the model is so in all of them."""
+    parts = [[time.embedding, *time.layers, time.head] for time in times]
+    passes = np.array([[seconds for part in of for seconds in (part.forward, part.backward)] for of in parts])
+    return bool((np.diff(passes[np.lexsort(passes.T)], axis=0) >= 0).all())
 
 
 def _has_heterogeneous_replicas(one: Training, kinds: Sequence[NodeKind]) -> bool:

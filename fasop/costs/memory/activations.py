@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from conf.schema.cluster import Gpu
+from conf.schema.model import Model
 from fasop.costs.blocks import blocks_of
 from fasop.costs.layers import LayerTimes
 from fasop.costs.measured_module import MeasuredModule
@@ -51,13 +54,28 @@ def layer_activations(training: Training, kind: int = 0, *, fused: bool = False)
             else 2.5 * model.heads * model.sequence_length / model.hidden
         )
         return size * (5 / (tensor if parallel.sequence_parallel else 1) + (12 + scores) / tensor)
+    kept = _kept_of(model, tensor, kind, fused)
+    outside = kept.outside / 2 / tensor + kept.outside / 2 if parallel.sequence_parallel else kept.outside
+    return size * (outside + kept.inside / tensor) + training.width * kept.weights
+
+
+class _Kept(NamedTuple):
+    """What a layer keeps: activations in tensors of [micro-batch, sequence, hidden], and numbers of weights."""
+
+    outside: float
+    inside: float
+    weights: int
+
+
+@lru_cache(maxsize=4096)
+def _kept_of(model: Model, tensor: int, kind: int, fused: bool) -> _Kept:
     sized, numbers = model.sized(tensor), model.sequence_length * model.hidden
-    kinds = blocks_of(model).kinds[kind]
-    whole = sum(sized.traits.outside_activations(sized, one) for one in kinds) / numbers
-    outside = whole / 2 / tensor + whole / 2 if parallel.sequence_parallel else whole
-    inside = sum(sized.traits.inside_activations(sized, one, fused) for one in kinds) / numbers
-    of_weights = training.width * sum(sized.traits.weights_kept(sized, one) for one in kinds)
-    return size * (outside + inside / tensor) + of_weights
+    kinds, traits = blocks_of(model).kinds[kind], sized.traits
+    return _Kept(
+        outside=sum(traits.outside_activations(sized, one) for one in kinds) / numbers,
+        inside=sum(traits.inside_activations(sized, one, fused) for one in kinds) / numbers,
+        weights=sum(traits.weights_kept(sized, one) for one in kinds),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +135,7 @@ def passing_bytes(
     """
     model, parallel = training.model, training.parallel
     tensor = parallel.tensor_size
-    rows = parallel.own_samples * max(max(stack.tokens, stack.context) for stack in sized.stacks())
+    rows = parallel.own_samples * max(_tokens_of(model))
     scratch = min(SUM_BYTES * rows * (widest(sized) // tensor), SUM_MOST) if sized.add_bias_linear else 0.0
     tied = parallel.pipeline == 1 and head_parameters(model, tensor, own_word=False) < head_parameters(
         model, tensor, own_word=True
@@ -138,8 +156,20 @@ def widest(sized: ModelConfig) -> int:
 
 def attended_bytes(training: Training, sized: ModelConfig) -> float:
     """Count the bytes of a micro-batch that layers attend to beside what passes through them."""
-    tokens = max(stack.context for stack in sized.stacks())
-    return training.parallel.own_samples * tokens * sized.hidden * training.width
+    return training.parallel.own_samples * _tokens_of(training.model).attended * sized.hidden * training.width
+
+
+class _Tokens(NamedTuple):
+    """Of a sample, the most that a layer has, and that it attends to beside its own."""
+
+    own: int
+    attended: int
+
+
+@lru_cache(maxsize=1024)
+def _tokens_of(model: Model) -> _Tokens:
+    stacks = model.sized(1).stacks()
+    return _Tokens(max(stack.tokens for stack in stacks), max(stack.context for stack in stacks))
 
 
 def through_host(times: LayerTimes, gpu: Gpu, training: Training) -> LayerTimes:

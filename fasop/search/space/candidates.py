@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -34,6 +34,8 @@ MOST_MICRO_BATCHES = 2**12
 """Micro-batches of a replica in an iteration, at most: every one of them is simulated."""
 LONG = 4096
 """Tokens that each of the ranks that share sequences has at least, where nobody asks for others."""
+KEPT = 2**13
+"""Nodes, in all orders, sizes and options together, whose pipelines are kept: a search comes back to a few of them."""
 MOST_REPLICAS = 1024
 """Replicas, at most: each may have a share of its own."""
 
@@ -121,6 +123,10 @@ class Space:
     def raise_known(self, worth: Worth) -> None:
         """Raise those that are of `worth` to what the chains of waits say, which takes longer."""
         some = worth(self.known)
+        if self._training.parallel.zero and (new := np.nonzero(some & ~self._raised)[0]).size:
+            rounds = self._bounds.of_rounds([self._sized[self._cuts[number][0]] for number in new], self.kinds)
+            self.known[new] = np.maximum(self.known[new], rounds)
+            some &= worth(self.known)
         recompute = self._choices.recompute
         if Recompute.none in recompute:  # to compute again takes no less
             recompute = (Recompute.none,)
@@ -234,7 +240,18 @@ class Space:
     def built(self, number: int, nodes: Sequence[Nodes], options: Sequence[Training] | None = None) -> list[Candidates]:
         """All options, or these, in such orders as fit into memory with some partition, and are worth a look."""
         wanted = self.options(number) if options is None else options
-        return [group for some in nodes if (group := fitting(wanted, some)) is not None]
+        return [group for some in nodes if (group := fitting(wanted, some, self._lines)) is not None]
+
+    def _lines(self, one: Training, nodes: Nodes) -> Pipelines:
+        """Do as `by_replica`, of which those in the first orders are kept."""
+        if not any(nodes is some for some in self.first):
+            return by_replica(one, nodes)
+        kept = self._bounds.pipelines
+        if (found := kept.get((nodes, one.parallel))) is None:
+            if len(kept) * nodes.orders.size > KEPT:
+                kept.clear()
+            found = kept[nodes, one.parallel] = by_replica(one, nodes)
+        return found
 
     def beside(self, training: Training, nodes: Sequence[NodeKind], worth: Worth) -> Iterator[Candidates]:
         """All schedules of as many chunks and options of the sizes of a plan, in its node order, that may be of worth;
@@ -362,14 +379,16 @@ def _shares_sequence(training: Training) -> bool:
     return not parallel.sequence_parallel or training.model.sequence_length % sharing == 0
 
 
-def fitting(options: Sequence[Training], nodes: Nodes) -> Candidates | None:
+def fitting(
+    options: Sequence[Training], nodes: Nodes, lines_of: Callable[[Training, Nodes], Pipelines] = by_replica
+) -> Candidates | None:
     """A plan with each option, in those orders in which it fits into memory; without what an earlier option is never
     worse than, and without twins. None if there is nothing left.
     """
     lines: list[Pipelines] = []
     columns: list[Integers] = []
     for one in options:
-        line = by_replica(one, nodes)
+        line = lines_of(one, nodes)
         useful = feasible(line, one.blocks.layers)
         for earlier in lines:
             useful &= ~never_worse(earlier, line, one.blocks.layers)

@@ -182,6 +182,43 @@ def test_no_plan_beats_the_bound_where_replicas_share_nodes(uneven: bool) -> Non
     assert shared > tried / 10 > 10
 
 
+@pytest.mark.parametrize("changed", [None, with_links, with_collectives])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_no_plan_beats_the_bound_where_replicas_exchange_for_every_micro_batch(
+    zero: int, changed: Callable[[np.random.Generator, Sequence[NodeKind]], list[NodeKind]] | None
+) -> None:
+    """Links are slow, within nodes too; some GPUs are slower than others in one pass alone."""
+    tight, tried = 0, 0
+    for seed in seeds(fewer(12, 60)):
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng, alike=bool(seed % 3))
+        factor, within = float(rng.choice([0.0002, 0.002, 0.2])), float(rng.choice([0.002, 0.1, 1.0]))
+        kinds = [_slower(rng, kind, factor, within) for kind in kinds]
+        if changed is not None:
+            kinds = changed(rng, kinds)
+        hierarchical = zero == 2 and rng.random() < 0.3
+        parallel = replace(training.parallel, zero=zero, hierarchical_reduce=hierarchical)
+        training = replace(training, parallel=parallel)
+        for sized, seconds in best_times(training, kinds, replace(choices, sharded_optimizer=(True,))) or ():
+            bound = float(LowerBounds(kinds).of_rounds([sized], kinds)[0])
+            assert bound <= seconds * (1 + 1e-9)
+            assert sized.scatters or bound == 0
+            tried += sized.scatters and np.isfinite(seconds)
+            tight += np.isfinite(seconds) and bound > seconds / 4
+    assert tried > 30
+    assert tight > 3
+
+
+def _slower(rng: np.random.Generator, kind: NodeKind, between: float, within: float) -> NodeKind:
+    rates = {
+        "inter_gbit_per_s": kind.group.inter_gbit_per_s * between,
+        "intra_gbit_per_s": kind.group.intra_gbit_per_s * within,
+    }
+    forward, backward = rng.choice([0.5, 1.0, 4.0], 2)
+    factors = replace(kind.factors, forward=float(forward), backward=float(backward))
+    return replace(kind, group=replace(kind.group, **rates), factors=factors)
+
+
 @pytest.mark.slow
 def test_the_best_group_of_a_cluster_is_found_among_quick_gpus_behind_slow_links() -> None:
     """Eight A10 in a node beside four nodes of an H100 each, at 1 Gbit/s."""
