@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
 from fasop.costs.schedules import passes_left
+from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import FULL, Pipelines
 
 HALVED = 6
@@ -136,6 +137,10 @@ class StepChains:
 
     def within(self, steps: Steps, seconds: float) -> Steps:
         """List those of the steps of which every chain may take less than so many seconds, if there are no others."""
+        if hasattr(compiled, "possible_steps"):
+            own = {name: np.ascontiguousarray(part) for name, part in vars(self).items()}
+            left = compiled.possible_steps(np.ascontiguousarray(steps).view(np.uint8), seconds, **own)
+            return np.asarray(left.view(np.bool_))
         stages, cuts = len(steps), steps.shape[1]
         found, spans = np.zeros_like(steps), _spans(steps)
         onward = np.full((stages + 1, cuts), np.inf)

@@ -819,3 +819,42 @@ def whole_of(
         else:
             found[column] = min(found[column], amount + cheapest)
     return found.base
+
+
+def possible_steps(
+    const unsigned char[:, :, ::1] steps, double seconds, const double[:, ::1] begin, const double[:, :, ::1] update,
+    const double[:, :, ::1] there, const double[:, :, ::1] trip, const double[:, :, ::1] last,
+    const double[:, :, ::1] turned, const double[:, :, ::1] summed,
+):
+    """What `fasop.partition.possible_stages.StepChains.within` does, whose arrays these are: 1 where a step is left."""
+    cdef Py_ssize_t stages = steps.shape[0], cuts = steps.shape[1], stage, first, end
+    cdef unsigned char[:, :, ::1] found = np.zeros((stages, cuts, cuts), np.uint8)
+    cdef double[:, ::1] onward = np.full((stages + 1, cuts), INFINITY)
+    cdef double[:, ::1] reached = np.full((stages + 1, cuts), INFINITY)
+    cdef double[:, ::1] arrived = np.full((stages + 1, cuts), INFINITY)
+    cdef double before, way, begun
+    onward[stages, cuts - 1] = 0.0
+    for stage in range(stages - 1, 0, -1):
+        for first in range(cuts):
+            for end in range(first, cuts):
+                if steps[stage, first, end]:
+                    onward[stage, first] = min(onward[stage, first], trip[stage, first, end] + onward[stage + 1, end])
+    for first in range(cuts):
+        reached[0, first] = arrived[0, first] = 0.0
+    for stage in range(stages):
+        for first in range(cuts):
+            for end in range(first, cuts):
+                if not steps[stage, first, end]:
+                    continue
+                before = reached[stage, first] if stage else begin[first, end]
+                way = before + trip[stage, first, end]
+                begun = max(arrived[stage, first], update[stage, first, end])
+                if (
+                    way + onward[stage + 1, end] + turned[stage, first, end] < seconds
+                    and before + last[stage, first, end] < seconds
+                    and begun + summed[stage, first, end] < seconds
+                ):
+                    found[stage, first, end] = 1
+                    reached[stage + 1, end] = min(reached[stage + 1, end], way)
+                    arrived[stage + 1, end] = min(arrived[stage + 1, end], begun + there[stage, first, end])
+    return found.base

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from conf.schema.experiment import Schedule
-from fasop.partition.possible_stages import PossibleStages
+from fasop.partition import possible_stages
+from fasop.partition.possible_stages import PossibleStages, StepChains
 from fasop.simulation.pipelines import Pipelines
 from tests.support.cases import fewer
 from tests.support.fasop.random_pipelines import all_partitions, random_pipelines
@@ -32,6 +34,25 @@ def test_no_partition_below_a_time_has_a_stage_that_is_not_possible_and_often_no
                 assert all(_has(steps, partition) for partition in table.T[seconds < more * best * (1 - 1e-12)])
             looked_at, tight = looked_at + 1, tight + (not possible.below(0.999 * best).any())
     assert tight > 0.15 * looked_at > 20
+
+
+def test_compiled_loops_leave_the_steps_that_numpy_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, some = possible_stages.compiled, 0
+    for seed in seeds(fewer(60, 600)):
+        rng = np.random.default_rng(seed)
+        lines, _ = random_pipelines(rng, SCHEDULES[rng.integers(3)], kinds=int(rng.integers(1, 4)))
+        one = lines.take(np.array([0]))
+        if not (every := PossibleStages.of(one).below(np.inf)).any():
+            continue
+        chains = StepChains.of(one)
+        for seconds in rng.uniform(0, 3 * chains.summed.max(), 5).tolist():
+            found = []
+            for loops in (compiled, None):
+                monkeypatch.setattr(possible_stages, "compiled", loops)
+                found.append(chains.within(every, seconds))
+            assert np.array_equal(*found)
+            some += bool(0 < found[0].sum() < every.sum())
+    assert some > 30
 
 
 def _seconds(one: Pipelines, table: np.ndarray) -> np.ndarray:
