@@ -160,7 +160,7 @@ def attended_bytes(training: Training, sized: ModelConfig) -> float:
 
 
 class _Tokens(NamedTuple):
-    """Of a sample, the most that a layer has, and that it attends to beside its own."""
+    """The most tokens of a sample that a layer has, and that it attends to beside its own."""
 
     own: int
     attended: int
