@@ -153,7 +153,7 @@ def read(overrides: Sequence[str], profile: str | None = None) -> Inputs:
         parallel,
         recompute=choices.recompute[0],
         sharded_optimizer=choices.sharded_optimizer[0],
-        sequence_parallel=any(choices.sequence_parallel),  # its messages are the shorter ones: bounds hold for both ways
+        sequence_parallel=any(choices.sequence_parallel),  # its messages are shorter: bounds hold for both ways
     )
     cluster, assumed = _with_ranks(cluster, others)
     kinds = node_kinds(cluster)

@@ -105,7 +105,8 @@ class LinkBounds:
         some, known, found = self.some(kinds), self._links[self._counted(kinds)], []
         for one, alone in zip(plans, self.alone_on(plans, kinds), strict=True):
             p = one.parallel
-            key = p.sharded_optimizer, p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size, p.sequence_parallel
+            sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
+            key = *sizes, p.sequence_parallel, p.sharded_optimizer
             if key not in known:
                 known[key] = self._on_known_links(one, some, kinds, alone)
             found.append(known[key])

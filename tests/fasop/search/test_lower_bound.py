@@ -19,7 +19,6 @@ from fasop.costs.hardware import NodeKind
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds, Way
-from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 from fasop.search.search import Best, SpaceSearch, explore
