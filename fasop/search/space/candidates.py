@@ -124,8 +124,10 @@ class Space:
         """Raise those that are of `worth` to what the chains of waits say, which takes longer."""
         some = worth(self.known)
         if self._training.parallel.zero and (new := np.nonzero(some & ~self._raised)[0]).size:
-            rounds = self._bounds.of_rounds([self._sized[self._cuts[number][0]] for number in new], self.kinds)
-            self.known[new] = np.maximum(self.known[new], rounds)
+            places = [self._cuts[number][0] for number in new]
+            sized = ([self._with(sharded)[place] for place in places] for sharded in self._choices.sharded_optimizer)
+            rounds = [self._bounds.of_rounds(some, self.kinds) for some in sized]
+            self.known[new] = np.maximum(self.known[new], np.min(rounds, axis=0))
             some &= worth(self.known)
         recompute = self._choices.recompute
         if Recompute.none in recompute:  # to compute again takes no less

@@ -17,8 +17,9 @@ from conf.schema.experiment import Gpu, Schedule
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.search.arguments import Arguments
-from fasop.search.inputs import read
+from fasop.search.inputs import read, scattering
 from fasop.search.lower_bound import LowerBounds, Way
+from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 from fasop.search.search import Best, SpaceSearch, explore
@@ -206,6 +207,22 @@ def test_no_plan_beats_the_bound_where_replicas_exchange_for_every_micro_batch(
             tight += np.isfinite(seconds) and bound > seconds / 4
     assert tried > 30
     assert tight > 3
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_no_plan_beats_what_its_space_knows_where_replicas_exchange_for_every_micro_batch(zero: int) -> None:
+    """With ZeRO replicas share the optimizer, whatever the training says whose sizes a space tries."""
+    words = [*SLOW_LINKS, "cluster.groups.gpu2.count=4", "cluster.groups.gpu2.inter_gbit_per_s=1"]
+    some = ["parallel.schedule=one_f_one_b", "parallel.micro_batch_size=1", "parallel.recompute=none"]
+    inputs = scattering(read([*words, *some]), zero)
+    space, slow = Space(inputs.training, inputs.kinds, inputs.choices), 0
+    for number, bound in enumerate(bounds(space).tolist()):
+        for group in space.built(number, space.first):
+            found = Bounded.of(group, worth=lambda seconds: seconds < np.inf)
+            _, seconds = search_partitions(found, worth=lambda seconds: seconds < np.inf)
+            assert bound <= seconds.min() * (1 + 1e-9)
+            slow += bound > 0.8 * seconds.min()
+    assert slow
 
 
 def _slower(rng: np.random.Generator, kind: NodeKind, between: float, within: float) -> NodeKind:
