@@ -113,7 +113,9 @@ class LowerBounds:
         work = float(plans[0].parallel.global_batch_size * (units @ counts))
         tensors = {one.parallel.tensor_size for one in plans}
         parameters = min(t * np.dot(kind_parameters(plans[0].model, t, own_word=False), counts) for t in tensors)
-        steps = [step_s_per_parameter(kind, plans[0]) for kind in kinds]
+        # Of the sizes some may step the weights themselves, which offload the least, as all do that share nothing.
+        alone = replace(plans[0], parallel=replace(plans[0].parallel, sharded_optimizer=False))
+        steps = [step_s_per_parameter(kind, alone) for kind in kinds]
         # Of each GPU: its rate times its seconds is at least its work and its rate times its update.
         updates = float(parameters * (steps / np.maximum(slowest, 1e-30)).min())
         return float((work + updates) / rates.sum())

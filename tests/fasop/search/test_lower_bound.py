@@ -104,6 +104,22 @@ def test_bounds_hold_for_tensor_groups_that_share_sequences_and_for_those_that_d
     assert together == [floor(whole, kinds), floor(one, kinds)]
 
 
+def test_no_plan_beats_what_its_space_knows_where_replicas_offload_less_than_one_alone() -> None:
+    """In fp32 and with ZeRO 3 replicas step the weights that they have, of which one alone keeps a copy."""
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.gpus.a10.host_gb_per_s=2", "model=small"]
+    words += ["model.sequence_length=128", "parallel.global_batch_size=4", "train.precision=fp32", "parallel.zero=3"]
+    words += ["parallel.offload=optimizer", "parallel.schedule=one_f_one_b", "parallel.recompute=none"]
+    inputs, tried = read(words), 0
+    space = Space(inputs.training, inputs.kinds, inputs.choices)
+    for number, bound in enumerate(space.known.tolist()):
+        for group in space.built(number, space.first):
+            found = Bounded.of(group, worth=lambda seconds: seconds < np.inf)
+            _, seconds = search_partitions(found, worth=lambda seconds: seconds < np.inf)
+            assert bound <= seconds.min() * (1 + 1e-9)
+            tried += 1
+    assert tried > 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("changed", [None, with_links, with_uplinks, with_nics, with_collectives])
 def test_no_plan_beats_the_bound_where_nodes_wait_for_slow_links(
