@@ -78,14 +78,17 @@ def relieved(
     found, table = _with(plan, best), None
     predicted = predict_plan(found)
     if not (parallel.schedule.definition.has_chunks or plan.training.shares_by_memory) and plan.training.blocks.alike:
-        table = _LayersTable.of(plan, best, _fewer(whole[2], plan.training.blocks.layers) if recomputes else fewer)
-        layers = table.shortest(plan.partition.layers, until)
-        kept = tuple((*of_stage[:2], way) for of_stage, way in zip(best, table.ways(layers), strict=True))
-        training = replace(plan.training, parallel=replace(parallel, partition=layers))
-        moved = _with(replace(plan, training=training, partition=Partition(layers)), kept)
-        # What a stage takes at least is less than it takes where sums hide behind longer passes.
-        if (then := predict_plan(moved)).iteration_s < predicted.iteration_s:
-            best, found, predicted = kept, moved, then
+        fewer = _fewer(whole[2], plan.training.blocks.layers) if recomputes else fewer
+        table = _LayersTable.of(plan, best, fewer)
+        # Stages that are full may keep as little as before, which gives them room for layers of others.
+        full = (table.room <= plan.partition.layers).tolist()
+        roomy = tuple(whole if is_full else kept for is_full, kept in zip(full, best, strict=True))
+        for begin in dict.fromkeys((best, roomy)):
+            of_begin = table if begin == best else _LayersTable.of(plan, begin, fewer)
+            kept, moved = of_begin.moved(plan, begin, until)
+            # What a stage takes at least is less than it takes where sums hide behind longer passes.
+            if (then := predict_plan(moved)).iteration_s < predicted.iteration_s:
+                best, found, predicted, table = kept, moved, then, of_begin
     if len({*best}) == 1 and best[0][2] is whole[2]:  # which the search has gone through with all its partitions
         return None
     floor = min(_of_work(plan), predicted.iteration_s)
@@ -217,6 +220,13 @@ class _LayersTable:
     def ways(self, layers: Sequence[int]) -> list[Recompute]:
         """List what stages of so many layers compute again, which fit."""
         return [self.fewer[number] for number in self.fewest[range(len(layers)), layers]]
+
+    def moved(self, plan: Plan, kept: Sequence[Kept], until: float) -> tuple[tuple[Kept, ...], Plan]:
+        """The plan with the best layers per stage that moving one after another leads to, and what its stages keep."""
+        layers = self.shortest(plan.partition.layers, until)
+        ways = tuple((*of_stage[:2], way) for of_stage, way in zip(kept, self.ways(layers), strict=True))
+        training = replace(plan.training, parallel=replace(self.parallel, partition=layers))
+        return ways, _with(replace(plan, training=training, partition=Partition(layers)), ways)
 
     def shortest(self, layers: Sequence[int], until: float) -> tuple[int, ...]:
         """The best layers per stage that moving one after another leads to."""
