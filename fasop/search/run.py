@@ -41,7 +41,7 @@ LIMIT_S = 45.0
 """CPU seconds of a search, after which it begins nothing new: nobody waits longer than a minute for an answer."""
 SETS_S = 27.0
 """Seconds of these for all sets of nodes; where that is too little, the rest is for all nodes together."""
-STAGES_S = 36.0
+STAGES_S = 30.0
 """Seconds of these after which no more stages that differ are looked at: what replicas share out comes behind them."""
 CLOSE, NEARLY = 0.95, 0.98
 """The part of the best plan's time that bounds are raised to, unless more is asked for; and where it is, at first."""
