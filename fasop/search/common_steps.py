@@ -72,12 +72,7 @@ def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[N
     shares and those with shares that differ by one. None beside means to save memory that were not `asked` for."""
     if inputs is not asked:
         return []
-    found = []
-    for way in (scattering(inputs, zero) for zero in inputs.may_scatter):
-        bounds = LowerBounds(inputs.kinds)
-        both = [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
-        found.append([spaces for spaces in both if any(map(len, spaces))])
-    return found
+    return [_with_any_sizes(scattering(inputs, zero), sets) for zero in inputs.may_scatter]
 
 
 def spaces_offloading(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
@@ -86,14 +81,18 @@ def spaces_offloading(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[No
     one. None beside other means to save memory that were not `asked` for."""
     if inputs is not asked or Offload.optimizer not in inputs.may_offload:
         return []
-    found = []
-    for one in (inputs, *(scattering(inputs, zero) for zero in inputs.may_scatter)):
-        way = offloading(one, Offload.optimizer)
-        sets, bounds = node_sets.with_room(way.training, every), LowerBounds(inputs.kinds)
-        enough = node_sets.with_room(inputs.training, sets, SCARCE)
-        sets = [kinds for kinds in sets if kinds not in enough]
-        found += [spaces_on(way, sets, bounds, uneven=uneven) for uneven in (False, True)]
-    return [spaces for spaces in found if any(map(len, spaces))]
+    enough = {*map(id, node_sets.with_room(inputs.training, every, SCARCE))}
+    short = [kinds for kinds in every if id(kinds) not in enough]
+    every_zero = (inputs, *(scattering(inputs, zero) for zero in inputs.may_scatter))
+    ways = [offloading(one, Offload.optimizer) for one in every_zero]
+    return [spaces for way in ways for spaces in _with_any_sizes(way, node_sets.with_room(way.training, short))]
+
+
+def _with_any_sizes(inputs: Inputs, sets: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
+    """Those with equal shares, and those with shares that differ by one, where there are such."""
+    bounds = LowerBounds(inputs.kinds)
+    both = [spaces_on(inputs, sets, bounds, uneven=uneven) for uneven in (False, True)]
+    return [spaces for spaces in both if any(map(len, spaces))]
 
 
 def spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:

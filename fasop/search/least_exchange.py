@@ -104,10 +104,7 @@ class LinkBounds:
     def of(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> list[OnLinks]:
         some, known, found = self.some(kinds), self._links[self._counted(kinds)], []
         for one, alone in zip(plans, self.alone_on(plans, kinds), strict=True):
-            p = one.parallel
-            sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
-            key = *sizes, p.sequence_parallel, p.sharded_optimizer
-            if key not in known:
+            if (key := _of_messages(one)) not in known:
                 known[key] = self._on_known_links(one, some, kinds, alone)
             found.append(known[key])
         return found
@@ -140,9 +137,7 @@ class LinkBounds:
 
     def _hops_of_one_kind(self, one: Training, nodes: int, gpus: int) -> tuple[Floats, Floats]:
         """How long the shortest messages take, as `exchanged_on` has it, and occupy their links: [stages, kinds]."""
-        p = one.parallel
-        sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
-        key = nodes, gpus, *sizes, p.sequence_parallel, p.sharded_optimizer
+        key = nodes, gpus, *_of_messages(one)
         if key not in self._hops:
             link, size = self._nodes_of_one_kind(nodes, gpus).links_of(one).hops.link, float(min(one.messages))
             self._hops[key] = link.takes(np.array(size)), size * link.s_per_byte
@@ -256,6 +251,13 @@ class LinkBounds:
             orders = np.repeat(np.arange(len(alike))[:, np.newaxis], nodes, axis=1)
             self._nodes[nodes, gpus] = Nodes(alike, orders, least=True)
         return self._nodes[nodes, gpus]
+
+
+def _of_messages(one: Training) -> tuple[int, ...]:
+    """What messages and links depend on beside the nodes."""
+    p = one.parallel
+    sizes = p.tensor_size, p.data, p.context, p.expert, p.micro_batch_size
+    return *sizes, p.sequence_parallel, p.sharded_optimizer
 
 
 def _round_s(one: Training, nodes: Nodes) -> Floats:

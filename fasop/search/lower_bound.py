@@ -334,9 +334,8 @@ def _micro_batches(one: Training, kinds: Sequence[NodeKind]) -> tuple[int, int]:
         return parallel.micro_batches, parallel.data
     counts = parallel.micro_batches_of
     most = counts.count(max(counts))
-    if len({kind.gpus for kind in kinds}) == 1:
-        return max(counts), most
-    return (max(counts), most) if 2 * most > len(counts) else (min(counts), parallel.data)
+    of_most = len({kind.gpus for kind in kinds}) == 1 or 2 * most > len(counts)
+    return (max(counts), most) if of_most else (min(counts), parallel.data)
 
 
 @lru_cache(maxsize=4096)

@@ -98,9 +98,9 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         shared = Best(1)
         shared.add(plans[:1])
         explore_shares_of(inputs, sets, shared, begun + LIMIT_S)
-        plans = [*(plan for plan in shared.plans if plan.total < WORTH * plans[0].total), *plans]
+        plans = _behind_faster(shared.plans, plans)
         looked, found = _by_stage(inputs, args, sets, [plans[0], *even], begun + STAGES_S)
-        plans = [*found, *plans]
+        plans = _behind_faster(found, plans)
         faster = Best(1, inputs.fault)
         faster.add(plans[:1])
         sharing = [spaces for of_zero in spaces_sharing_more(inputs, asked, sets) for spaces in of_zero]
@@ -110,7 +110,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         for more in spaces_offloading(inputs, asked, clusters):
             explore(more, faster, until=begun + LIMIT_S)
             look_beside(more, faster, begun + LIMIT_S)
-        plans = [*(plan for plan in faster.plans if plan.total < WORTH * plans[0].total), *plans]
+        plans = _behind_faster(faster.plans, plans)
         even_spaces = [*spaces, *(space for more in sharing for space in more if not space.uneven)]
         least = min(least, *(space.least for space in even_spaces))
         near = {0, *(number for number, _ in on_sets(plans[:RANKED], sets))}
@@ -211,21 +211,26 @@ def _by_stage(
     inputs: Inputs, args: Arguments, sets: Sequence[Sequence[NodeKind]], plans: Sequence[Plan], until: float
 ) -> tuple[Looked | None, list[Plan]]:
     """What was gone through of plans whose stages differ, on all nodes and on those of these plans, the best one
-    first, and the fastest of them if it is faster than that."""
+    first, and the fastest of them if it is faster than that, or that one again."""
     if args.by_stage is False:
         return None, []
     from fasop.search.by_stage.closing import QUICK, WHOLE
     from fasop.search.by_stage.look import explore_stages
 
-    best, keep = plans[0], Best(1)
+    keep = Best(1)
     numbers = dict.fromkeys((0, *(number for number, _ in on_sets(plans, sets))))
-    keep.add([best])
+    keep.add(plans[:1])
     whole = replace(WHOLE, layouts=QUICK.layouts, gpus=QUICK.gpus) if args.prove and not args.by_stage else WHOLE
     nodes, looked = [sets[number] for number in numbers], None
     # The quick look comes first in any case: with more layouts, work may end before it comes to the best of the few.
     for effort in (QUICK, whole) if args.by_stage or args.prove else (QUICK,):
         looked = explore_stages(inputs.training, nodes, inputs.choices, keep, effort, until) or looked
-    return looked, [plan for plan in keep.plans if plan.total < WORTH * best.total]
+    return looked, keep.plans
+
+
+def _behind_faster(found: Sequence[Plan], plans: Sequence[Plan]) -> list[Plan]:
+    """The plans, behind those that were found and take so much less than the first one that they are worth it."""
+    return [*(plan for plan in found if plan.total < WORTH * plans[0].total), *plans]
 
 
 def _explore_sets(spaces: Sequence[Space], best: Best, progress: ShowProgress, begun: float) -> Coverage:

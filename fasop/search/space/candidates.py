@@ -126,7 +126,7 @@ class Space:
         if self._training.parallel.zero and (new := np.nonzero(some & ~self._raised)[0]).size:
             places = [self._cuts[number][0] for number in new]
             sized = ([self._with(sharded)[place] for place in places] for sharded in self._choices.sharded_optimizer)
-            rounds = [self._bounds.of_rounds(some, self.kinds) for some in sized]
+            rounds = [self._bounds.of_rounds(plans, self.kinds) for plans in sized]
             self.known[new] = np.maximum(self.known[new], np.min(rounds, axis=0))
             some &= worth(self.known)
         recompute = self._choices.recompute

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -104,6 +104,15 @@ def test_bounds_hold_for_tensor_groups_that_share_sequences_and_for_those_that_d
     assert together == [floor(whole, kinds), floor(one, kinds)]
 
 
+def known_and_found(space: Space, known: Floats) -> Iterator[tuple[float, float]]:
+    """What is `known` of each number of a space, and the seconds of the best plan of it that is found."""
+    for number, bound in enumerate(known.tolist()):
+        for group in space.built(number, space.first):
+            one = Bounded.of(group, worth=lambda seconds: seconds < np.inf)
+            _, seconds = search_partitions(one, worth=lambda seconds: seconds < np.inf)
+            yield bound, float(seconds.min())
+
+
 def test_no_plan_beats_what_its_space_knows_where_replicas_offload_less_than_one_alone() -> None:
     """In fp32 and with ZeRO 3 replicas step the weights that they have, of which one alone keeps a copy."""
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.gpus.a10.host_gb_per_s=2", "model=small"]
@@ -111,12 +120,9 @@ def test_no_plan_beats_what_its_space_knows_where_replicas_offload_less_than_one
     words += ["parallel.offload=optimizer", "parallel.schedule=one_f_one_b", "parallel.recompute=none"]
     inputs, tried = read(words), 0
     space = Space(inputs.training, inputs.kinds, inputs.choices)
-    for number, bound in enumerate(space.known.tolist()):
-        for group in space.built(number, space.first):
-            found = Bounded.of(group, worth=lambda seconds: seconds < np.inf)
-            _, seconds = search_partitions(found, worth=lambda seconds: seconds < np.inf)
-            assert bound <= seconds.min() * (1 + 1e-9)
-            tried += 1
+    for bound, seconds in known_and_found(space, space.known):
+        assert bound <= seconds * (1 + 1e-9)
+        tried += 1
     assert tried > 10
 
 
@@ -232,12 +238,9 @@ def test_no_plan_beats_what_its_space_knows_where_replicas_exchange_for_every_mi
     some = ["parallel.schedule=one_f_one_b", "parallel.micro_batch_size=1", "parallel.recompute=none"]
     inputs = scattering(read([*words, *some]), zero)
     space, slow = Space(inputs.training, inputs.kinds, inputs.choices), 0
-    for number, bound in enumerate(bounds(space).tolist()):
-        for group in space.built(number, space.first):
-            found = Bounded.of(group, worth=lambda seconds: seconds < np.inf)
-            _, seconds = search_partitions(found, worth=lambda seconds: seconds < np.inf)
-            assert bound <= seconds.min() * (1 + 1e-9)
-            slow += bound > 0.8 * seconds.min()
+    for bound, seconds in known_and_found(space, bounds(space)):
+        assert bound <= seconds * (1 + 1e-9)
+        slow += bound > 0.8 * seconds
     assert slow
 
 
