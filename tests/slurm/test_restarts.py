@@ -163,13 +163,14 @@ def test_a_job_that_its_user_ends_does_not_save(slurm: Cluster, tmp_path: Path) 
 def test_a_run_is_started_again_only_so_often_and_then_by_hand(
     slurm: Cluster, tmp_path: Path, trainer: Trainer
 ) -> None:
-    words = [*trainer.words, "executor.max_requeues=1", "train.iterations=200"]
+    words = [*trainer.words, "executor.max_requeues=1", "train.iterations=400"]
     run = endless(tmp_path, *words, worker=trainer.worker)
     for count in (1, 2):
         assert slurm.run("scancel", "--signal=USR2", *ids(run)).returncode == 0
         wait_for(lambda count=count: observe(run).start.restarts == count or observe(run).over)
         wait_for(lambda: judge(run).state in (State.running, State.interrupted))
-        wait_for(lambda: at_work(run, iterations(run)[-1] + 1) or observe(run).over)
+        logged = len(iterations(run))
+        wait_for(lambda logged=logged: at_work(run, logged + 1) or observe(run).over)
     verdict = verdict_of(run)
     assert (verdict.state, verdict.exit_code) == (State.interrupted, 8)
     assert "executor.max_requeues=1" in verdict.reason
@@ -179,7 +180,7 @@ def test_a_run_is_started_again_only_so_often_and_then_by_hand(
     assert saved is not None
     main([f"resume={run.name}", f"runs_dir={run.runs}"], preflight=no_data_needed, worker=trainer.worker)
     assert verdict_of(run).state is State.succeeded
-    assert iterations(run) == list(range(1, 201))
+    assert iterations(run) == list(range(1, 401))
 
 
 def test_a_run_that_saves_nothing_is_not_started_again(slurm: Cluster, tmp_path: Path) -> None:

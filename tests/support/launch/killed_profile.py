@@ -11,6 +11,8 @@ import signal
 import sys
 from typing import Any
 
+import torch.distributed as dist
+
 from megatron_ext import profile, worker
 from megatron_ext.contract.files import GrowingNote
 from megatron_ext.measuring.room import Room
@@ -41,6 +43,7 @@ if "links" in AT:
     def update(self: GrowingNote, **values: Any) -> None:
         original(self, **values)
         if values.get("doing") == "links":
+            dist.barrier()  # what a rank that is slower has measured is written, too
             os.kill(os.getpid(), signal.SIGKILL)
 
     GrowingNote.update = update  # type: ignore[method-assign]
