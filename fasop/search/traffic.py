@@ -56,13 +56,13 @@ def bytes_of_weights(islands: Sequence[PlacedTraining]) -> float:
 
 
 def _price(one: NodeKind, other: NodeKind) -> float:
-    """Return what a node pays for a GB to another."""
+    """Return what a node pays for a GB to another one, which may be of its own group."""
     return one.links[other.name].price_per_gb or 0.0 if other.name in one.links else 0.0
 
 
 def _dollars(plan: PlacedTraining) -> float:
     """`dollars_per_step` of replicas that all sum in every iteration."""
-    prices = [[_price(one, other) for other in plan.nodes] for one in plan.nodes]
+    prices = [[_price(one, other) * (a != b) for b, other in enumerate(plan.nodes)] for a, one in enumerate(plan.nodes)]
     if not any(map(any, prices)):
         return 0.0
     node = [number for number, kind in enumerate(plan.nodes) for _ in range(kind.gpus)]

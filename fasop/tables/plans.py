@@ -186,7 +186,8 @@ def _values(parallel: Parallel) -> dict[str, str]:
     """What a plan is, by key of `parallel`; null where it goes without saying."""
     values = {key: getattr(parallel, key) for key in _KEYS}
     values |= {size: None for size in _COUNTS if values[size] == 1}
-    values |= {"sharded_optimizer": None} if parallel.zero else {}
+    if parallel.zero:  # which says it
+        del values["sharded_optimizer"]
     return {key: _text(value) for key, value in values.items()}
 
 

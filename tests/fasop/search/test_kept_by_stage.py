@@ -24,7 +24,7 @@ from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 from fasop.search.space.candidates import Space
 from fasop.simulation.predict import predict, predict_plan
-from fasop.tables.plans import launched_with
+from fasop.tables.plans import launch_words, launched_with
 from megatron_ext.contract.parallel_config import Offload, Recompute
 
 WORDS = ("cluster=a10x8", "cluster.groups.gpu2.count=1", "model=xl", "parallel.global_batch_size=8")
@@ -44,8 +44,8 @@ def test_more_is_shared_out_the_less_memory_there_is() -> None:
     assert [plan.parallel.zero for plan in found] == [None, 2, 3]
     for gib, plan in zip(memory, found, strict=True):
         assert plan.parallel.offload == "none"
-        words = [f"{key}={value}" for key, value in launched_with(plan, {}).items()]
-        launched = predict(compose([*ONE_STAGE[:3], "train.precision=bf16", with_memory(gib), *words]))
+        (words,) = launch_words([*WORDS, "train.precision=bf16", with_memory(gib)], [plan], {})
+        launched = predict(compose(words))
         assert launched.iteration_s == pytest.approx(plan.total, rel=1e-9)
         assert all(stage.memory_gib <= gib for stage in launched.stages)
 
