@@ -492,15 +492,16 @@ cdef inline double _ends(double embedding, double head, long stage, long last) n
     return (embedding if stage == 0 else 0.0) + (head if stage == last else 0.0)
 
 
-def trip_chains(
-    const unsigned char[:, :, ::1] present, const long[:, ::1] size, const long[:, ::1] first,
-    const long[:, ::1] replicas, const long[::1] last, const unsigned char[::1] even, const long[:, ::1] ahead,
-    const long[:, ::1] lag, left, const double[:, :] forward, const double[:, :] backward,
+def chains_of_rows(
+    const long[::1] rows, const unsigned char[:, :, ::1] present, const long[:, ::1] size, const long[:, ::1] first,
+    const long[:, ::1] replicas, const long[::1] last, const unsigned char[::1] even, const long[:, :] ahead,
+    const long[:, :] lag, left, const double[:, :] forward, const double[:, :] backward,
     const double[:, :, :] embedding, const double[:, :, :] head, int count, double share, double far,
 ):
     """What `fasop.search.by_stage.layout_bounds` does in `PlacedLayouts._chain_of_trip`, layout by layout.
 
     Args:
+        rows: the numbers of the layouts that are wanted.
         present: [kinds, layouts, stages]: whether stages lie on nodes of a kind.
         size, first: [layouts, stages]: the numbers of a stage's tensor size, and of the kind on which it begins.
         last: [layouts]: the number of the last stage.
@@ -510,18 +511,19 @@ def trip_chains(
         far: what a trip takes behind the last stage.
 
     Returns:
-        [4, layouts, stages]: the trip of a unit, the same beside units, the passes left of a unit, and beside units.
+        [4, rows, stages]: the trip of a unit, the same beside units, the passes left of a unit, and beside units.
     """
-    cdef Py_ssize_t row, s, kind, kinds = present.shape[0]
-    cdef double[:, :, ::1] found = np.zeros((4, first.shape[0], first.shape[1]))
+    cdef Py_ssize_t number, row, s, kind, kinds = present.shape[0]
+    cdef double[:, :, ::1] found = np.zeros((4, rows.shape[0], first.shape[1]))
     cdef double[6] least
-    cdef const double[:, ::1] in_gpipe
+    cdef const double[:, :] in_gpipe
     cdef int gpipe = left is not None, way
     cdef long batches, whole, own
     cdef double there, back, of_kind, passes, owed, there_end, end_forward, end_backward
     if gpipe:
         in_gpipe = left
-    for row in range(first.shape[0]):
+    for number in range(rows.shape[0]):
+        row = rows[number]
         for s in range(last[row] + 1):
             own = size[row, s]
             for way in range(6):
@@ -537,10 +539,10 @@ def trip_chains(
                     least[4] = min(least[4], end_forward)
                     least[5] = min(least[5], end_backward)
             if even[row]:
-                found[0, row, s], found[1, row, s] = least[0], least[3]
+                found[0, number, s], found[1, number, s] = least[0], least[3]
             else:
-                found[0, row, s], found[1, row, s] = least[1] + share * least[2], least[4] + share * least[5]
-            found[2, row, s] = -INFINITY
+                found[0, number, s], found[1, number, s] = least[1] + share * least[2], least[4] + share * least[5]
+            found[2, number, s] = -INFINITY
             for kind in range(kinds):
                 if not present[kind, row, s]:
                     continue
@@ -562,11 +564,11 @@ def trip_chains(
                 if gpipe and not even[row]:  # the quickest replica's
                     there, there_end = least[1], least[4]
                 of_kind = passes * there + back * backward[own, kind]
-                if of_kind > found[2, row, s]:
-                    found[2, row, s] = of_kind
-                    found[3, row, s] = passes * there_end + back * end_backward
+                if of_kind > found[2, number, s]:
+                    found[2, number, s] = of_kind
+                    found[3, number, s] = passes * there_end + back * end_backward
         for s in range(last[row] + 1, first.shape[1]):
-            found[0, row, s], found[2, row, s] = far, 1.0
+            found[0, number, s], found[2, number, s] = far, 1.0
     return found.base
 
 

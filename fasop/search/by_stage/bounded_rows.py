@@ -101,7 +101,6 @@ class BoundedRows:
         work: Callable[[Training], Work],
     ) -> None:
         self._many, self._orders, self._names, self._options, self._work = many, orders, names, options, work
-        self._shortest_trips: dict[_Costs, Floats] = {}
         self._inside_nodes: dict[tuple[int, ...], list[tuple[Integers, LayoutBatch]]] = {}
 
     def of(self, number: int, orders: Sequence[int], worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[Rows]:
@@ -158,16 +157,28 @@ class BoundedRows:
     def _quick_bounds(self, nodes: Sequence[NodeKind], worth: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
         """[groups, layouts]: bounds that take little time, on nodes in one order, with every group of options; infinite
         where there are fewer micro-batches than replicas, or a tensor group lies on two nodes."""
-        found = np.full((len(self._groups), len(self._many.last)), math.inf)
-        for some, batch in self._inside(tuple(node.gpus for node in nodes)):
-            placed, known = PlacedLayouts(batch, nodes, self._names), dict[object, Floats]()
-            for group, of_group in zip(self._groups, found, strict=True):
-                costs, one, work = group.costs, group.one, self._work(group.one)
-                bounds = np.maximum(self._shortest(group)[some], known.get(costs[::2], 0.0))
-                if worth(bounds).any():
-                    bounds = np.maximum(bounds, placed.trip_alone(one, work))
+        batches = self._inside(tuple(node.gpus for node in nodes))
+        found = np.full(self._shortest.shape, math.inf)
+        for some, _ in batches:
+            found[:, some] = self._shortest[:, some]
+        promising = [*zip(self._groups, found, strict=True)]
+        promising = [pair for pair, some in zip(promising, worth(found).any(axis=1), strict=True) if some]
+        every = PlacedLayouts(self._many, nodes, self._names)
+        for some, batch in batches:
+            placed = PlacedLayouts(batch, nodes, self._names, (every, some))
+            known, halves = dict[object, Floats](), dict[int, Floats]()
+            for group, of_group in promising:
+                costs = group.costs
+                bounds = np.maximum(of_group[some], known.get(costs[::2], 0.0))
+                if costs.schedule is Schedule.one_f_one_b:
+                    bounds = np.maximum(bounds, halves.get(costs.micro_batch_size, 0.0))
+                if len(near := np.flatnonzero(worth(bounds))):
+                    trip = placed.trip_alone(group.one, self._work(group.one), near)
+                    bounds[near] = np.maximum(bounds[near], trip)
                 if costs.recompute is Recompute.none:
                     known[costs[::2]] = bounds  # to compute again takes no less
+                if costs.schedule.definition.splits_backward:
+                    halves.setdefault(costs.micro_batch_size, bounds)  # none that are whole take less
                 of_group[some] = bounds
         return found
 
@@ -181,16 +192,15 @@ class BoundedRows:
             _Group.of(costs, own, self._options) for costs, own in sorted(numbers.items(), key=lambda row: row[0].last)
         ]
 
-    def _shortest(self, group: _Group) -> Floats:
-        """[layouts]: what `PlacedLayouts.shortest_trip` says, the same in every order; infinite where there are fewer
-        micro-batches than replicas."""
-        costs = group.costs
-        if costs not in self._shortest_trips:
-            most = min(group.one.parallel.global_batch_size // costs.micro_batch_size, MOST_REPLICAS)
-            placed = PlacedLayouts(self._many, self._orders[0], self._names)
-            trip = placed.shortest_trip(group.one, self._work(group.one))
-            self._shortest_trips[costs] = np.where(self._many.replicas.max(axis=1) <= most, trip, math.inf)
-        return self._shortest_trips[costs]
+    @cached_property
+    def _shortest(self) -> Floats:
+        """[groups, layouts]: what `PlacedLayouts.shortest_trip` says, the same in every order; infinite where there are
+        fewer micro-batches than replicas."""
+        placed = PlacedLayouts(self._many, self._orders[0], self._names)
+        found = np.array([placed.shortest_trip(group.one, self._work(group.one)) for group in self._groups])
+        batch = self._groups[0].one.parallel.global_batch_size
+        most = np.array([min(batch // group.costs.micro_batch_size, MOST_REPLICAS) for group in self._groups])
+        return np.where(self._many.replicas.max(axis=1) <= most[:, np.newaxis], found, math.inf)
 
     def _inside(self, gpus: tuple[int, ...]) -> list[tuple[Integers, LayoutBatch]]:
         """The layouts of which every tensor group lies inside a node, by their `STAGES`, with their numbers."""

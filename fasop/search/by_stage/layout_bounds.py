@@ -180,10 +180,10 @@ class PlacedLayouts:
         """[2, layouts]: the same of whole layers, where all are alike, which takes longer to find."""
         return self._of_trip(one, work, alike=len(work.units) == 1)
 
-    def trip_alone(self, one: Training, work: Work) -> Floats:
-        """[layouts]: the same without messages, sums and steps, which takes little time: most layouts are above what is
-        worth it even so."""
-        return self._chain(one, work, np.zeros(len(self._layouts.last))).least(work.whole)
+    def trip_alone(self, one: Training, work: Work, rows: Integers) -> Floats:
+        """[rows]: the same of some layouts without messages and steps, which takes little time: most layouts are above
+        what is worth it even so."""
+        return self._chain(one, work, self._ending(one), rows).least(work.whole)
 
     def _of_trip(self, one: Training, work: Work, *, alike: bool) -> Floats:
         chain = self._chain(one, work, 2 * self._hops(work).sum(axis=1) + self._ending(one))
@@ -191,15 +191,17 @@ class PlacedLayouts:
         longest = np.maximum(chain.least(work.whole, room), self._queue(one, work, chain))
         return longest + self._start(one)
 
-    def _chain(self, one: Training, work: Work, constant: Floats) -> TripBound:
-        """The chain through all stages and back, with a `constant` [layouts] of seconds."""
+    def _chain(self, one: Training, work: Work, constant: Floats, rows: Integers | None = None) -> TripBound:
+        """The chain through all stages and back of all layouts, or of some `rows`, with a `constant` [layouts] of
+        seconds."""
         count = one.parallel.global_batch_size // one.parallel.micro_batch_size
-        find = self._compiled_chain if hasattr(compiled, "trip_chains") else self._chain_of_trip
-        trip, ends, layer, fixed = find(one.parallel.schedule, count, work)
-        return TripBound(trip, Linear(fixed=fixed, layer=layer), constant + ends.sum(axis=1))
+        some = np.arange(len(constant)) if rows is None else rows
+        find = self._compiled_chain if hasattr(compiled, "chains_of_rows") else self._chain_of_trip
+        trip, ends, layer, fixed = find(one.parallel.schedule, count, work, some)
+        return TripBound(trip, Linear(fixed=fixed, layer=layer), constant[some] + ends.sum(axis=1))
 
-    def _chain_of_trip(self, schedule: Schedule, count: int, work: Work) -> Floats:
-        """[4, layouts, stages]: seconds of a unit's trip and, beside units, of the way there and back; of a unit in the
+    def _chain_of_trip(self, schedule: Schedule, count: int, work: Work, rows: Integers) -> Floats:
+        """[4, rows, stages]: seconds of a unit's trip and, beside units, of the way there and back; of a unit in the
         passes that are left, and beside units; behind the last stage a trip takes `FAR`."""
         costs, layouts, half = self._costs(work), self._layouts, schedule.definition.input_share
         fewest, most = self._shared_out(count)
@@ -219,22 +221,23 @@ class PlacedLayouts:
             layer = np.where(longer, of_kind, layer)
             fixed = np.where(longer, ahead * beside + back * kind.ends[1], fixed)
         nothing = np.array([FAR, 0.0, 1.0, 0.0])[:, np.newaxis, np.newaxis]
-        return np.where(layouts.exists, [trip, ends, layer, fixed], nothing)
+        return np.where(layouts.exists, [trip, ends, layer, fixed], nothing)[:, rows]
 
-    def _compiled_chain(self, schedule: Schedule, count: int, work: Work) -> Floats:
+    def _compiled_chain(self, schedule: Schedule, count: int, work: Work, rows: Integers) -> Floats:
         """The same by the compiled loop."""
-        layouts, one, like = self._layouts, schedule.definition, np.zeros_like(self._layouts.replicas)
+        layouts, one, shape = self._layouts, schedule.definition, self._layouts.replicas.shape
         gpipe = schedule is Schedule.gpipe
-        return compiled.trip_chains(
+        return compiled.chains_of_rows(
+            rows,
             self._present.view(np.uint8),
             _in_rows(self._sizes(work)),
             _in_rows(self._first),
             _in_rows(layouts.replicas),
             layouts.last,
             layouts.even.view(np.uint8),
-            _in_rows(like if gpipe else like + one.ahead(layouts.ahead)),
-            _in_rows(like + one.lag(layouts.lag)),
-            _in_rows(self._forward_left(schedule, like, count)) if gpipe else None,
+            np.broadcast_to(0 if gpipe else one.ahead(layouts.ahead), shape),
+            np.broadcast_to(one.lag(layouts.lag), shape),
+            self._forward_left(schedule, layouts.replicas, count) if gpipe else None,
             work.forward,
             work.backward,
             work.embedding,
