@@ -131,6 +131,8 @@ class _Search:
         self.nodes, self.closing = nodes, Closing(fastest, effort)
         self.work = 0
         self.searched: dict[_Place, _Searched] = {}
+        self._ruled_out: set[_Place] = set()
+        """Layouts near others that were not built, by their bounds."""
         self._effort, self._until, self._tickets = effort, until, count()
         self._fast: list[_Begin] = []
         """Plans near which faster ones may be."""
@@ -171,6 +173,13 @@ class _Search:
         self.searched[place] = found._replace(balanced=begin is None)
         return self.searched[place]
 
+    def _search_near(self, place: _Place, one: Near) -> None:
+        if one.bound <= self.closing.fastest:
+            self.search(place, one.partition)
+        else:  # it counts as if it had been built, so that as many others are tried
+            self._ruled_out.add(place)
+            self.work += BUILT
+
     def climb_from_best(self, part: float) -> None:
         """Climb from what closer bounds came upon."""
         for one, partition in self.closing.best:
@@ -186,7 +195,7 @@ class _Search:
         while self._fast and self._fast[0].rank <= CLIMBED * self.closing.fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
             for place, one in self._next(begin):
-                self.search(place, one.partition)
+                self._search_near(place, one)
                 if self.closing.fastest < MUCH * begin.seconds:
                     break
             self._done.append(begin)
@@ -199,7 +208,7 @@ class _Search:
         while self._fast and self._fast[0].rank <= CLIMBED * fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
             for place, one in self._next(begin):
-                self.search(place, one.partition)
+                self._search_near(place, one)
                 tried += 1
                 if self.closing.fastest < fastest:
                     tried, begun, fastest = 0, self.work, self.closing.fastest
@@ -234,7 +243,7 @@ class _Search:
 
         def some(both_ends: bool) -> Iterator[tuple[_Place, Near]]:
             places = ((place._replace(layout=one.layout), one) for one in every if one.both_ends == both_ends)
-            return (each for each in places if each[0] not in self.searched)
+            return (each for each in places if each[0] not in self.searched and each[0] not in self._ruled_out)
 
         return {both_ends: some(both_ends) for both_ends in TRIED}
 

@@ -36,6 +36,8 @@ class Near(NamedTuple):
     partition: tuple[int, ...]
     both_ends: bool = False
     """Whether it differs in them from the one that it is near."""
+    bound: float = 0.0
+    """Seconds below which none of its partitions is."""
 
 
 class _Change(NamedTuple):

@@ -125,7 +125,7 @@ class StagedPlans:
         return (self.many.replicas * self.many.exists).max(axis=1).tolist()
 
     def near(self, begin: Near, order: int, option: int) -> list[Near]:
-        """Layouts near one, those first that seem to be the fastest."""
+        """Layouts near one, those first that seem to be the fastest, with a bound of each."""
         one, nodes, found = self.options[option], self.orders[order], near(begin, self.tensors, self._stages)
         parallel = one.parallel
         most = min(parallel.global_batch_size // parallel.micro_batch_size, MOST_REPLICAS)
@@ -133,10 +133,10 @@ class StagedPlans:
         many = LayoutBatch.of([some.layout for some in found])
         fine = np.flatnonzero(many.inside_nodes([node.gpus for node in nodes]))
         found = [found[row] for row in fine]
-        seconds = Sketches(many.take(fine), nodes, self.names).seconds(
-            one, self._work(one), [some.partition for some in found]
-        )
-        return [found[row] for row in np.argsort(seconds, kind="stable")]
+        sketches, work = Sketches(many.take(fine), nodes, self.names), self._work(one)
+        seconds = sketches.seconds(one, work, [some.partition for some in found])
+        bounds = sketches.trip_seconds(one, work)[int(parallel.sharded_optimizer)].tolist()
+        return [found[row]._replace(bound=bounds[row]) for row in np.argsort(seconds, kind="stable").tolist()]
 
     def other_micro_batches(self, layout: Layout, option: int) -> list[int]:
         """List the numbers of the same options with the next smaller and the next larger micro-batches that every
