@@ -15,6 +15,7 @@ import pytest
 
 from conf.compose import compose
 from conf.schema.values.partition import Partition, Shares
+from fasop.costs.arrays import Floats
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
@@ -212,12 +213,15 @@ def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> 
     assert len({*layouts}) == len(every) > 300
     assert begin.layout not in layouts
     assert LayoutBatch.of(layouts).inside_nodes([4] * 8).all()
-    for layout, partition, _ in every:
+    for layout, partition, _, bound in every:
+        assert bound > 0
         assert layout.world_size == 32
         assert (len(partition), sum(partition)) == (layout.stages, 48)
         assert min(partition) >= 0
         assert len({*zip(layout.tensors, layout.replicas, strict=True)}) > 1
-    assert Layout((1,) * 18, (1, 1, *[2] * 14, 1, 1)) in [one.layout for one in every if one.both_ends][:3]
+    best = next(one for one in every if one.layout == Layout((1,) * 18, (1, 1, *[2] * 14, 1, 1)))
+    assert best in [one for one in every if one.both_ends][:3]
+    assert best.bound < 0.7321
 
 
 @pytest.mark.parametrize(
@@ -270,7 +274,8 @@ def test_no_plan_is_below_its_bounds(seed: int, network: str) -> None:
         of_tensors = [sized(one, tensor) for tensor in work.sizes]
         assert 0 < LowerBounds(kinds).of_work(of_tensors, [one.parallel.recompute], kinds) <= taken * (1 + 1e-9)
         assert 0 < placed.shortest_trip(one, work)[0] <= taken * (1 + 1e-9)
-        assert 0 < placed.trip_alone(one, work)[0] <= placed.trip_in_parts(one, work).min() * (1 + 1e-9)
+        without_messages = placed.trip_alone(one, work, np.zeros(1, int))[0]
+        assert 0 < without_messages <= placed.trip_in_parts(one, work).min() * (1 + 1e-9)
         assert placed.trip_in_parts(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.least_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
         assert placed.trip_seconds(one, work)[int(sharded), 0] <= taken * (1 + 1e-9)
@@ -350,11 +355,16 @@ def test_bounds_of_compiled_loops_are_those_of_numpy_to_the_last_bit(
     work = Work(one, staged.kinds, staged.tensors)
     for order in (0, 3):
         placed = PlacedLayouts(staged.many, staged.orders[order], staged.names)
-        found = [placed.trip_alone(one, work), placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
+
+        def every_bound(placed: PlacedLayouts = placed) -> list[Floats]:
+            some = placed.trip_alone(one, work, np.arange(0, len(staged.wanted), 3))
+            return [some, placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
+
+        found = every_bound()
         with monkeypatch.context() as patch:
             patch.setattr(layout_bounds, "compiled", None)
             patch.setattr(bounds, "compiled", None)
-            by_numpy = [placed.trip_alone(one, work), placed.trip_in_parts(one, work), placed.trip_seconds(one, work)]
+            by_numpy = every_bound()
         for compiled, plain in zip(found, by_numpy, strict=True):
             assert np.array_equal(compiled, plain)
 
