@@ -49,7 +49,8 @@ def column_ends(
     row: Numbers,
     link: Numbers,
 ) -> Floats: ...
-def trip_chains(
+def chains_of_rows(
+    rows: Integers,
     present: NDArray[np.uint8],
     size: Integers,
     first: Integers,

@@ -161,8 +161,8 @@ class BoundedRows:
         found = np.full(self._shortest.shape, math.inf)
         for some, _ in batches:
             found[:, some] = self._shortest[:, some]
-        promising = [*zip(self._groups, found, strict=True)]
-        promising = [pair for pair, some in zip(promising, worth(found).any(axis=1), strict=True) if some]
+        rows = np.flatnonzero(worth(found).any(axis=1)).tolist()
+        promising = [(self._groups[row], found[row]) for row in rows]
         every = PlacedLayouts(self._many, nodes, self._names)
         for some, batch in batches:
             placed = PlacedLayouts(batch, nodes, self._names, (every, some))
