@@ -63,6 +63,11 @@ class NodeKind:
         return {}
 
     @cached_property
+    def known_links(self) -> dict[tuple[object, ...], Any]:
+        """What is known of links between nodes of this and other kinds (`fasop.simulation.placed_links.on_pairs`)."""
+        return {}
+
+    @cached_property
     def collectives(self) -> Collectives | None:
         """What was measured of collectives between its GPUs; None: nothing."""
         return Collectives(self.profile.collectives) if self.profile and self.profile.collectives else None

@@ -90,6 +90,7 @@ class Nodes:
         self._least = least
         self._has_pairs, self._by_size = has_pairs(kinds), by_size(kinds)
         self._links: dict[tuple[float, ...], PlacedLinks] = {}
+        self._last_distinct: tuple[Uses, Uses] | None = None
 
     @cached_property
     def gpus(self) -> tuple[int, ...]:
@@ -115,7 +116,12 @@ class Nodes:
 
     def _distinct(self, uses: Uses) -> Uses:
         """Return the uses without those that are as another one of their item, in every order: of a thousand nodes in a
-        few orders most are."""
+        few orders most are. The last ones are kept: plans that differ in something else lie on the same nodes."""
+        if self._last_distinct is None or self._last_distinct[0] is not uses:
+            self._last_distinct = uses, self._find_distinct(uses)
+        return self._last_distinct[1]
+
+    def _find_distinct(self, uses: Uses) -> Uses:
         alike, items = self.first_alike, np.repeat(np.arange(len(uses.starts)), uses.counts)
         if (alike == np.arange(len(alike))).all():
             return uses

@@ -167,8 +167,12 @@ def on_pairs(
         pairs = place_pairs(gpus, parallel.tensor_size, parallel.data, parallel.pipeline)
 
     def table(term: str, size: float, exchange: Exchange) -> LinkTable:
-        found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size), exchange)
-        return found.least() if least else found
+        """Those that are known are kept by the first kind, with all of them, so that no others have their ids."""
+        key = (term, size, exchange, least, *map(id, kinds))
+        if key not in kinds[0].known_links:
+            found = LinkTable.of(kinds, [getattr(kind.factors, term) for kind in kinds], max(1.0, size), exchange)
+            kinds[0].known_links[key] = (found.least() if least else found, kinds)
+        return kinds[0].known_links[key][0]
 
     bytes_longer = messages.longest - messages.shortest
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,25 +42,44 @@ def place_heterogeneous(gpus_per_node: tuple[int, ...], layout: Layout) -> Heter
     ends = [*(layout.rank(stage, 0, 0) for stage in range(layout.stages)), layout.world_size]
     nodes = [of_ranks[a:b] for a, b in pairwise(ends)]
     count = layout.stages
-    following = [(stage, (stage + 1) % count) for stage in range(count)]
-    hops = [_links(nodes[a], nodes[b], exchanges(layout, a, b)) for a, b in following]
+    hops = []
+    for stage in range(count):
+        other = (stage + 1) % count
+        sizes = (layout.tensors[stage], layout.tensors[other]), (layout.replicas[stage], layout.replicas[other])
+        hops.append(_hop(tuple(nodes[stage]), tuple(nodes[other]), Layout(*sizes)))
     turning = [
         [pair for ring in range(tensor) for pair in around(of_stage[ring::tensor])]
         for of_stage, tensor in zip(nodes, layout.tensors, strict=True)
     ]
     sums = [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, layout.tensors), turning, strict=True)]
     tied = _links(nodes[0], nodes[-1], _tied(layout), both_ways=True)
-    out = [_leaving(nodes[a], nodes[b], exchanges(layout, a, b)) for a, b in following]
-    back = [_leaving(nodes[b], nodes[a], [(j, i) for i, j in exchanges(layout, a, b)]) for a, b in following]
     return HeterogeneousPlacement(
         stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(of_stage))] for of_stage in nodes]),
-        one_way_out=np.array([count == 2 or bool(out[stage] & back[stage - 1]) for stage in range(count)]),
+        one_way_out=np.array([count == 2 or bool(hops[stage].out & hops[stage - 1].back) for stage in range(count)]),
         pairs=PairPlacement(
-            hops=PairUses.of(hops),
+            hops=PairUses.of([hop.uses for hop in hops]),
             sums=PairUses.of(sums, together=True),
             embedding=PairUses.of([tied]),
         ),
     )
+
+
+class _Hop(NamedTuple):
+    """What messages from a stage to the following one use."""
+
+    uses: list[PairUse]
+    out: set[int]
+    """The nodes that they leave."""
+    back: set[int]
+    """The nodes that those on their way back leave."""
+
+
+@lru_cache(maxsize=4096)
+def _hop(here: tuple[int, ...], there: tuple[int, ...], both: Layout) -> _Hop:
+    """From ranks on these nodes, of the first of `both` stages: plans that are searched have most of them in common."""
+    pairs = exchanges(both, 0, 1)
+    crossing = [(here[a], there[b]) for a, b in pairs if here[a] != there[b]]
+    return _Hop(_links(here, there, pairs), {a for a, _ in crossing}, {b for _, b in crossing})
 
 
 def exchanges(layout: Layout, stage: int, other: int) -> Pairs:
@@ -107,8 +127,3 @@ def _flows(here: Sequence[int], there: Sequence[int], pairs: Pairs) -> Iterator[
         peers[here[a], there[b]].append((a, b))
     for nodes, ranks in peers.items():
         yield from [nodes] * min(len(set(side)) for side in zip(*ranks, strict=True))
-
-
-def _leaving(here: Sequence[int], there: Sequence[int], pairs: Iterable[tuple[int, int]]) -> set[int]:
-    """The nodes that messages leave."""
-    return {here[a] for a, b in pairs if here[a] != there[b]}

@@ -28,7 +28,7 @@ from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 from fasop.simulation.ranks.columns import ColumnReplay
-from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, in_flight
+from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns, in_flight
 from megatron_ext.contract.parallel_config import Schedule
 
 FEW = 2000
@@ -115,7 +115,7 @@ class Candidate:
         ranks, counts, first = unlike.ranks.tolist(), unlike.counts, (np.arange(layout.stages) == 0)[:, np.newaxis]
         kinds = np.array([[self._names.index(stages.kinds[rank]) for rank in some] for some in ranks])
         size = np.array([work.sizes[tensor] for tensor in layout.tensors])[:, np.newaxis]
-        empty = stages.columns(np.zeros((layout.stages, 1), np.int64))
+        empty = self._columns  # their first column
         alone = np.array([[(empty[rank].forward[0, 0], empty[rank].backward[0, 0]) for rank in some] for some in ranks])
         passes = np.stack([[work.forward[size, kinds], work.backward[size, kinds]], np.moveaxis(alone, 2, 0)])
         hops = [stages.whole[one].pipelines for one in stages.sizes]
@@ -189,9 +189,14 @@ class Candidate:
 
     @cached_property
     def _tables(self) -> StageTables:
-        amounts = np.tile(np.arange(self._blocks.layers + 1), (self._layout.stages, 1))
-        columns, schedule = self._stages.columns(amounts), self.training.parallel.schedule
-        return StageTables.of(columns, schedule, self._layout, self._counts, self._layers_at_most)
+        schedule = self.training.parallel.schedule
+        return StageTables.of(self._columns, schedule, self._layout, self._counts, self._layers_at_most)
+
+    @cached_property
+    def _columns(self) -> list[RankColumns]:
+        """What each rank takes if its stage has no layers and, where all are alike, one, two, up to all of them."""
+        amounts = np.arange(self._blocks.layers + 1 if self.alike else 1)
+        return self._stages.columns(np.tile(amounts, (self._layout.stages, 1)))
 
     @property
     def _layers_at_most(self) -> Integers:

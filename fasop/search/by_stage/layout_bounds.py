@@ -375,7 +375,8 @@ class PlacedLayouts:
         gradients, beside all others, at least."""
         each = np.zeros(max(work.sizes) + 1)
         each[[*work.sizes]] = [work.gradients[number] for number in work.sizes.values()]
-        return each[self._layouts.tensors] * self._links.s_per_gradient_byte
+        of_byte = self._kept("gradients", 0.0, lambda every: every._links.s_per_gradient_byte)
+        return each[self._layouts.tensors] * of_byte
 
     def _ending(self, one: Training) -> Floats:
         return self._kept("ending", one.gradient_bytes, lambda every: every._links.embedding(one))

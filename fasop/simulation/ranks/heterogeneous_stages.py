@@ -25,7 +25,7 @@ from fasop.simulation.linear import Layers, Linear
 from fasop.simulation.nodes import Nodes, times_on
 from fasop.simulation.on_nodes import by_parameters, handing_out, on_nodes, pass_times
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.placed_links import Messages, PlacedLinks, on_pairs
+from fasop.simulation.placed_links import PlacedLinks, on_pairs
 from fasop.simulation.ranks.replay import RankDurations, StageTimes
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import SCATTERS
@@ -273,8 +273,7 @@ class _UnlikeNodes(Nodes):
         """Links by what they depend on: the sizes of messages, where they do."""
 
     def links_of(self, training: Training) -> PlacedLinks:
-        messages = Messages.of(training)
-        sized = self._by_size or messages.longest > messages.shortest
+        sized = self._by_size or len({*training.messages}) > 1
         key = (self._sizes_of(training), training.parallel.tensor_size, training.parallel.data) if sized else None
         if key not in self._known:
             placed = place_heterogeneous(self.gpus, self._layout)
