@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 class Rows(NamedTuple):
     least: float
-    """The least bound of those that are not worth it."""
+    """The least bound of those that are not worth it, of some."""
     every: list[Row]
 
 
@@ -104,55 +104,57 @@ class BoundedRows:
         self._inside_nodes: dict[tuple[int, ...], list[tuple[Integers, LayoutBatch]]] = {}
 
     def of(self, number: int, orders: Sequence[int], worth: Callable[[Floats], NDArray[np.bool_]]) -> Iterator[Rows]:
-        """Those of some node orders that are worth it, by their bounds, and for each group of options and order the
-        least of the others."""
+        """Those of some node orders that are worth it, by their bounds, and the least of the others: a few of them at a
+        time."""
 
         def may_be(bounds: Floats) -> NDArray[np.bool_]:
             return worth(bounds) & np.isfinite(bounds)
 
-        sizes = dict.fromkeys(group.costs.micro_batch_size for group in self._groups)
+        sizes = [group.costs.micro_batch_size for group in self._groups]
         for order in orders:
             nodes = self._orders[order]
-            every = [*zip(self._groups, self._quick_bounds(nodes, may_be), strict=True)]
-            for of_size in ([pair for pair in every if pair[0].costs.micro_batch_size == size] for size in sizes):
-                close = np.flatnonzero(may_be(np.min([bounds for _, bounds in of_size], axis=0)))
+            quick = self._quick_bounds(nodes, may_be)
+            promising = may_be(quick)
+            yield Rows(float(quick[~promising].min(initial=math.inf)), [])
+            left = np.flatnonzero(promising.any(axis=1)).tolist()
+            for size in dict.fromkeys(sizes[group] for group in left):
+                groups = [group for group in left if sizes[group] == size]
+                close = np.flatnonzero(promising[groups].any(axis=0))
                 placed = PlacedLayouts(self._many.take(close), nodes, self._names)
-                for group, quick, bounds in self._close_bounds(of_size, close, placed, may_be):
-                    lowest = quick[close] = bounds[group.sharded]
-                    kept = np.flatnonzero(may_be(lowest))
-                    rows = zip(
-                        bounds[group.whole, kept].tolist(), close[kept].tolist(), lowest[kept].tolist(), strict=True
-                    )
+                of_size = [(self._groups[group], quick[group, close]) for group in groups]
+                for group, bounds in self._close_bounds(of_size, placed, may_be):
+                    lowest = bounds[group.sharded]
+                    near = may_be(lowest)
+                    of_near = (some[near].tolist() for some in (bounds[group.whole], close, lowest))
                     yield Rows(
-                        float(quick[~may_be(quick)].min(initial=math.inf)),
-                        [Row(bound, number, order, group.numbers, place, other) for bound, place, other in rows],
+                        float(lowest[~near].min(initial=math.inf)),
+                        [Row(bound, number, order, group.numbers, *row) for bound, *row in zip(*of_near, strict=True)],
                     )
 
     def _close_bounds(
         self,
         of_size: Sequence[tuple[_Group, Floats]],
-        close: Integers,
         placed: PlacedLayouts,
         worth: Callable[[Floats], NDArray[np.bool_]],
-    ) -> Iterator[tuple[_Group, Floats, Floats]]:
-        """Yield groups of options with micro-batches of one size, with their quick bounds and [2, layouts] those of
-        layouts that are `close`, without and with a sharded optimizer."""
+    ) -> Iterator[tuple[_Group, Floats]]:
+        """Yield groups of options with micro-batches of one size, which come with the quick bounds of the layouts that
+        are `placed`, and [2, layouts] their bounds without and with a sharded optimizer."""
         known, halves = dict[Schedule, Floats](), np.zeros(1)
         for group, quick in of_size:
             costs, work = group.costs, self._work(group.one)
-            bounds = np.maximum(known.get(costs.schedule, 0.0), np.stack([quick[close]] * 2))
+            bounds = np.maximum(known.get(costs.schedule, 0.0), np.stack([quick] * 2))
             if costs.schedule is Schedule.one_f_one_b:
                 bounds = np.maximum(bounds, halves)
             lowest = bounds[group.sharded]  # where a sharded optimizer is tried, with that
             for bound in BOUNDS:
                 if len(near := np.flatnonzero(worth(lowest))):
-                    of_near = placed if len(near) == len(close) else placed.take(near)
+                    of_near = placed if len(near) == len(quick) else placed.take(near)
                     bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, group.one, work))
                 if bound is PlacedLayouts.trip_in_parts and costs.schedule.definition.splits_backward:
                     halves = bounds.copy() if halves.ndim == 1 else halves  # none that are whole take less
             if costs.recompute is Recompute.none:
                 known[costs.schedule] = bounds  # to compute again takes no less
-            yield group, quick, bounds
+            yield group, bounds
 
     def _quick_bounds(self, nodes: Sequence[NodeKind], worth: Callable[[Floats], NDArray[np.bool_]]) -> Floats:
         """[groups, layouts]: bounds that take little time, on nodes in one order, with every group of options; infinite

@@ -82,9 +82,9 @@ class Lines(NamedTuple):
 
     def taken(self, partitions: Layers) -> _Taken:
         """With partitions [parts, partitions]."""
-        one = self.pipelines.take(np.zeros(partitions.shape[1], np.int64))
-        held = one.held(partitions)
-        (hop, busy), (back, busy_back) = one.messages(partitions), one.messages_back(partitions)
+        one = self.pipelines
+        held, messages = one.held(partitions), (*one.messages(partitions), *one.messages_back(partitions))
+        hop, busy, back, busy_back = (np.broadcast_to(part, (len(part), partitions.shape[1])) for part in messages)
         return _Taken(
             send_forward=hop,
             busy_forward=busy,
