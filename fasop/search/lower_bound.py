@@ -94,31 +94,46 @@ class LowerBounds:
         Each GPU updates its part of the layers' parameters, does its part of the work in the sizes in which it is
         fastest, and never waits.
         """
-        if not plans:
-            return np.inf
+        return float(self._of_work(plans, recompute, kinds, together=True)[0]) if plans else np.inf
+
+    def of_each_work(
+        self, plans: Sequence[Training], recompute: Sequence[Recompute], kinds: Sequence[NodeKind]
+    ) -> Floats:
+        """[plans]: the same of each by itself."""
+        places = {size: place for place, size in enumerate(dict.fromkeys(map(self.size_of, plans)))}
+        found = self._of_work(plans, recompute, kinds, together=False) if plans else np.zeros(0)
+        return found[[places[self.size_of(one)] for one in plans]]
+
+    def _of_work(
+        self, plans: Sequence[Training], recompute: Sequence[Recompute], kinds: Sequence[NodeKind], *, together: bool
+    ) -> Floats:
+        """[sizes]: what `of_work` says of plans of each size, in the order of their first plans; [1]: of all."""
         sized, some = {self.size_of(one): one for one in plans}, self._on_links.some(kinds)
         ranks, _, _, batches = np.array([*sized], float).T
-        known = [self._of_kinds(one, way, some).every for way in recompute for one in sized.values()]
+        ways = [Recompute.none] if Recompute.none in recompute else recompute  # to compute again takes no less
+        known = [self._of_kinds(one, way, some).every for way in ways for one in sized.values()]
         parts = [[time.layers for time in every] for every in known]
         times = np.array([[[part.forward + part.backward for part in layers] for layers in of] for of in parts])
-        samples = np.tile(ranks / batches, len(recompute))[:, np.newaxis, np.newaxis]
-        of_sample = (samples * times).min(axis=0)  # [kinds, kinds of layers]: seconds of a GPU
-        units = of_sample.mean(axis=0)
-        counted = units > 0
-        if not counted.any():
-            return 0.0
-        slowest = (of_sample[:, counted] / units[counted]).min(axis=1)
+        samples = np.tile(ranks / batches, len(ways))[:, np.newaxis, np.newaxis]
+        # [sizes, kinds, kinds of layers]: seconds of a GPU for a sample
+        of_sample = (samples * times).reshape(len(ways), len(sized), *times.shape[1:]).min(axis=0)
+        counts, tensors = plans[0].blocks.counts[:, -1], [one.parallel.tensor_size for one in sized.values()]
+        of_tensor = {t: t * np.dot(kind_parameters(plans[0].model, t, own_word=False), counts) for t in {*tensors}}
+        parameters = np.array([of_tensor[tensor] for tensor in tensors])
+        if together:
+            of_sample, parameters = of_sample.min(axis=0, keepdims=True), parameters.min(keepdims=True)
+        units = of_sample.mean(axis=1)
+        counted = (units > 0)[:, np.newaxis]
+        of_unit = of_sample / np.where(counted, units[:, np.newaxis], 1.0)
+        slowest = np.where(counted, of_unit, np.inf).min(axis=2)
         rates = np.array([kind.gpus * kind.group.count for kind in kinds]) / np.maximum(slowest, 1e-30)
-        counts = plans[0].blocks.counts[:, -1]
-        work = float(plans[0].parallel.global_batch_size * (units @ counts))
-        tensors = {one.parallel.tensor_size for one in plans}
-        parameters = min(t * np.dot(kind_parameters(plans[0].model, t, own_word=False), counts) for t in tensors)
+        work = plans[0].parallel.global_batch_size * (units @ counts)
         # Of the sizes some may step the weights themselves, which offload the least, as all do that share nothing.
         alone = replace(plans[0], parallel=replace(plans[0].parallel, sharded_optimizer=False))
         steps = [step_s_per_parameter(kind, alone) for kind in kinds]
         # Of each GPU: its rate times its seconds is at least its work and its rate times its update.
-        updates = float(parameters * (steps / np.maximum(slowest, 1e-30)).min())
-        return float((work + updates) / rates.sum())
+        updates = parameters * (steps / np.maximum(slowest, 1e-30)).min(axis=1)
+        return np.asarray((work + updates) / np.maximum(rates.sum(axis=1), 1e-30))
 
     def of_rounds(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> Floats:
         """[plans]: seconds below which none is, by what replicas exchange for every micro-batch; 0 where nothing.
@@ -288,7 +303,8 @@ class LowerBounds:
         sizes = parallel.tensor_size, parallel.context, parallel.expert, parallel.micro_batch_size
         key = tuple(some), recompute, *sizes
         if key not in self._times:
-            sized = replace(one, parallel=replace(parallel, recompute=recompute))
+            alike = parallel.recompute == recompute
+            sized = one if alike else replace(one, parallel=replace(parallel, recompute=recompute))
             every = [times_on(self._kinds[kind], sized) for kind in some]
             parts = [[getattr(time, name) for time in every] for name in ("embedding", "head", "layer")]
             seconds = [[(time.forward, time.backward) for time in of_kinds] for of_kinds in parts]

@@ -114,11 +114,8 @@ class Space:
     def known(self) -> Floats:
         """Seconds below which no plan of each number is, on whatever order of the nodes: at first if each GPU does its
         part of the work and none waits; whoever proves more of one raises it."""
-        of_sizes: dict[tuple[int, ...], float] = {}
-        for one in self._sized:
-            if (key := LowerBounds.size_of(one)) not in of_sizes:
-                of_sizes[key] = self._bounds.of_work([one], self._choices.recompute, self.kinds)
-        return np.array([of_sizes[LowerBounds.size_of(self._sized[number])] for number, *_ in self._cuts])
+        of_sizes = self._bounds.of_each_work(self._sized, self._choices.recompute, self.kinds)
+        return of_sizes[[place for place, *_ in self._cuts]]
 
     def raise_known(self, worth: Worth) -> None:
         """Raise those that are of `worth` to what the chains of waits say, which takes longer."""
@@ -152,7 +149,10 @@ class Space:
         key = *self._key, sharded
         if key not in self._bounds.sizes:
             self._bounds.sizes[key] = [
-                replace(one, parallel=replace(one.parallel, sharded_optimizer=sharded)) for one in self._sized
+                one
+                if one.parallel.sharded_optimizer == sharded
+                else replace(one, parallel=replace(one.parallel, sharded_optimizer=sharded))
+                for one in self._sized
             ]
         return self._bounds.sizes[key]
 

@@ -70,8 +70,11 @@ def test_no_plan_beats_the_bound_of_its_work_and_its_updates() -> None:
         rates = float(rng.choice([1e-3, 1e-2, 1e-1])) * rng.uniform(1, 1.5, len(kinds))
         slow = [replace(kind.gpu, host_gb_per_s=float(rate)) for kind, rate in zip(kinds, rates, strict=True)]
         kinds = [replace(kind, gpu=gpu) for kind, gpu in zip(kinds, slow, strict=True)]
-        for sized, seconds in best_times(replace(training, parallel=parallel), kinds, choices) or ():
+        found = [*(best_times(replace(training, parallel=parallel), kinds, choices) or ())]
+        each = LowerBounds(kinds).of_each_work([sized for sized, _ in found], choices.recompute, kinds)
+        for (sized, seconds), of_each in zip(found, each, strict=True):
             bound = LowerBounds(kinds).of_work([sized], choices.recompute, kinds)
+            assert of_each == pytest.approx(bound)
             assert bound <= seconds * (1 + 1e-9)
             tried += np.isfinite(seconds)
             near += bound > 0.15 * seconds
