@@ -97,10 +97,14 @@ class Space:
         if self._key not in self._bounds.sizes:
             self._bounds.sizes[self._key] = [*sizes(training, self.kinds, choices, uneven=uneven)]
         self._sized = self._bounds.sizes[self._key]
-        self._cuts: list[tuple[int, Schedule, int]] = []
-        for schedule, chunks in choices.ways:
-            some = [number for number, one in enumerate(self._sized) if self._runs(one, schedule, chunks)]
-            self._cuts += [(number, schedule, chunks) for number in some]
+        if self._key not in self._bounds.cuts:
+            self._bounds.cuts[self._key] = [
+                (number, schedule, chunks)
+                for schedule, chunks in choices.ways
+                for number, one in enumerate(self._sized)
+                if self._runs(one, schedule, chunks)
+            ]
+        self._cuts = self._bounds.cuts[self._key]
         self._raised = np.zeros(len(self._cuts), bool)
         self._of_ways: dict[tuple[Way, bool], Floats] = {}
         """Bounds of each number by the way and whether replicas share the optimizer, as far as they are known."""
