@@ -84,7 +84,7 @@ class LowerBounds:
         self._times: dict[tuple[tuple[int, ...], Recompute, int, int, int, int], _Times] = {}
         self.sizes: dict[tuple[int, ...], Sequence[Training]] = {}
         """The plans of sets of nodes that have the same ones, by what decides which these are."""
-        self.cuts: dict[tuple[int, ...], Sequence[tuple[int, Schedule, int]]] = {}
+        self.cuts: dict[tuple[int, ...], list[tuple[int, Schedule, int]]] = {}
         """The numbers of those that can have a schedule, with each schedule and number of chunks, by the same."""
         self.pipelines: dict[tuple[Nodes, Parallelism], Pipelines] = {}
         """What was built of them last."""
