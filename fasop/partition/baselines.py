@@ -7,6 +7,7 @@ import numpy as np
 from conf.schema.values.partition import Partition
 from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.partition.least_sum import amp_of_heterogeneous_layers
+from fasop.partition.local_search import least_largest
 from fasop.simulation.linear import Layers, Linear
 from fasop.simulation.pipelines import Pipelines
 
@@ -60,26 +61,47 @@ def amp(pipelines: Pipelines, layers: int) -> Integers:
     least = np.zeros(pipelines.parts_count, np.int64)
     if layers >= pipelines.parts_count - 2:
         least[1:-1] = 1
+    balanced = least_largest(Linear(fixed=fixed, layer=layer), np.full(fixed.shape, layers), layers)
+    lowest = np.maximum(fixed + balanced * layer, fixed + least[:, np.newaxis] * layer).max(axis=0)
     found = [
-        _least_sum(fixed[:, column], layer[:, column], least, layers, pipelines.micro_batches)
+        _least_sum(fixed[:, column], layer[:, column], least, layers, pipelines.micro_batches, lowest[column])
         for column in range(len(pipelines))
     ]
     return np.array(found).T
 
 
-def _least_sum(fixed: Floats, layer: Floats, least: Integers, layers: int, micro_batches: int) -> Integers:
-    largest = distinct(fixed + np.arange(layers + 1)[:, np.newaxis] * layer)
+def _least_sum(
+    fixed: Floats, layer: Floats, least: Integers, layers: int, micro_batches: int, lowest: float
+) -> Integers:
+    """`lowest` is the least that the largest part takes; what it may take at most follows from what that gives."""
+    most = np.array([lowest])
+    if micro_batches > 1:
+        shortest = fixed.sum() + layers * layer.min()
+        most = (_filled(most, fixed, layer, least, layers, micro_batches)[1] - shortest) / (micro_batches - 1)
+    every = (fixed + np.arange(layers + 1)[:, np.newaxis] * layer).ravel()
+    some = every >= lowest * (1 - ROUNDING)
+    if micro_batches > 1:
+        some &= every <= most * (1 + ROUNDING)
+    partitions, cost = _filled(distinct(every[some]), fixed, layer, least, layers, micro_batches)
+    return partitions[np.argmin(cost)].astype(np.int64)
+
+
+def _filled(
+    largest: Floats, fixed: Floats, layer: Floats, least: Integers, layers: int, micro_batches: int
+) -> tuple[Floats, Floats]:
+    """[amounts, parts]: the partition with the least sum for each amount of the largest part, and [amounts] its cost;
+    infinite where there is none."""
     cheapest = np.argsort(layer, kind="stable")
-    room = np.floor((largest[:, np.newaxis] - fixed) / layer + ROUNDING) - least
-    largest, room = largest[(room >= 0).all(axis=1)], room[(room >= 0).all(axis=1)][:, cheapest]
+    whole = np.floor((largest[:, np.newaxis] - fixed) / layer + ROUNDING) - least
+    room = np.maximum(0, whole[:, cheapest])
     before = np.cumsum(room, axis=1) - room
     partitions = np.empty_like(room)
     partitions[:, cheapest] = np.clip(layers - least.sum() - before, 0, room)
     partitions += least
     times = fixed + partitions * layer
     cost = times.sum(axis=1) + (micro_batches - 1) * times.max(axis=1)
-    cost[partitions.sum(axis=1) < layers] = np.inf
-    return partitions[np.argmin(cost)].astype(np.int64)
+    cost[(whole < 0).any(axis=1) | (partitions.sum(axis=1) < layers)] = np.inf
+    return partitions, cost
 
 
 def start(pipelines: Pipelines, layers: int, balanced: Integers) -> Integers:

@@ -101,10 +101,15 @@ class LinkBounds:
     def _counted(self, kinds: Sequence[NodeKind]) -> tuple[int, ...]:
         return *self.some(kinds), *(kind.group.count for kind in kinds)
 
-    def of(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> list[OnLinks]:
-        some, known, found = self.some(kinds), self._links[self._counted(kinds)], []
-        for one, alone in zip(plans, self.alone_on(plans, kinds), strict=True):
-            if (key := _of_messages(one)) not in known:
+    def of(self, plans: Sequence[Training], sets: Sequence[Sequence[NodeKind]]) -> list[OnLinks]:
+        """Those of each plan on its set of nodes; all of these have the same kinds."""
+        some, found = self.some(sets[0]), []
+        of_sets = {
+            number: self._links[self._counted(kinds)] for number, kinds in {id(one): one for one in sets}.items()
+        }
+        for one, kinds, alone in zip(plans, sets, self.alone_on(plans, sets), strict=True):
+            key, known = _of_messages(one), of_sets[id(kinds)]
+            if key not in known:
                 known[key] = self._on_known_links(one, some, kinds, alone)
             found.append(known[key])
         return found
@@ -165,11 +170,12 @@ class LinkBounds:
         total = float(np.maximum(1, touching) @ (seconds - np.append(seconds[1:], 0.0)))
         return total, float(hop.min()), float(np.minimum(busy, hop).max())
 
-    def alone_on(self, plans: Sequence[Training], kinds: Sequence[NodeKind]) -> list[Alone]:
-        """Those of plans that exchange the same are one object; how many nodes there are of each kind does not matter
-        beside how many GPUs there are of all."""
-        known, found = self._alone_of_some[tuple(self.some(kinds))], []
-        for one in plans:
+    def alone_on(self, plans: Sequence[Training], sets: Sequence[Sequence[NodeKind]]) -> list[Alone]:
+        """Those of each plan on its set of nodes; all of these have the same kinds. Those of plans that exchange the
+        same are one object; how many nodes there are of each kind does not matter beside how many GPUs there are of
+        all."""
+        known, found = self._alone_of_some[tuple(self.some(sets[0]))], []
+        for one, kinds in zip(plans, sets, strict=True):
             p = one.parallel
             key = p.sharded_optimizer, p.tensor_size, p.data, p.world_size, p.context, p.expert
             if key not in known:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasop.costs import overlap
 from fasop.costs.arrays import Floats, Integers
@@ -146,7 +147,8 @@ class LowerBounds:
         kinds alone.
         """
         found, some = np.zeros(len(plans)), self._on_links.some(kinds)
-        for number, (one, alone) in enumerate(zip(plans, self._on_links.alone_on(plans, kinds), strict=True)):
+        every = self._on_links.alone_on(plans, [kinds] * len(plans))
+        for number, (one, alone) in enumerate(zip(plans, every, strict=True)):
             parallel, times = one.parallel, self._of_kinds(one, Recompute.none, some).every
             if not alone.round_s.any() or (_has_heterogeneous_replicas(one, kinds) and not _in_order(times)):
                 continue
@@ -175,40 +177,66 @@ class LowerBounds:
         All `plans` go that way, and have sizes and say whether replicas share the optimizer; `kinds` are some of the
         kinds, each with its number of nodes. Bounds that are of no `worth` need not be the closest.
         """
+        return self.of_sets(plans, way, [kinds] * len(plans), worth)
+
+    def of_sets(
+        self,
+        plans: Sequence[Training],
+        way: Way,
+        sets: Sequence[Sequence[NodeKind]],
+        worth: Worth | None = None,
+    ) -> Floats:
+        """Do as `of`, of each plan on its own set of nodes; all of these have nodes of the same kinds.
+
+        First what passes take alone, which leaves out most, and then what plans exchange besides.
+        """
         if not plans:
             return np.zeros(0)
-        whole, some = plans[0].blocks.alike, self._on_links.some(kinds)
-        layers = plans[0].blocks.layers if whole else 1
+        kinds, whole, every = sets[0], plans[0].blocks.alike, np.ones(len(plans), bool)
+        some, layers = self._on_links.some(kinds), plans[0].blocks.layers if whole else 1
         seconds = np.array([self._of_kinds(one, way.recompute, some).seconds for one in plans])
         if whole:
             units, times = np.full(len(plans), float(layers)), seconds[:, 2]
         else:
             units, times = self._units(plans, way, some)
         count, replicas = np.array([_micro_batches(one, kinds) for one in plans]).T
-        mixed = np.nonzero([_has_heterogeneous_replicas(one, kinds) for one in plans])[0]
-        classes, beside = (
-            self._classes(plans, way, kinds, times, seconds[:, 1], (count, replicas), mixed),
-            self._beside(plans, way, kinds, seconds, times),
-        )
-        found = _least(classes, beside, count, way, units, whole=whole)
-        if len(kinds) > 2 and len(mixed):
-            found[mixed] = _of_mixed_replicas(
-                classes.take(mixed), beside.take(mixed), count[mixed], way, units[mixed], whole=whole
+        mixed = np.array([_has_heterogeneous_replicas(one, kinds) for one in plans])
+        unlike = mixed & (len(kinds) > 2)  # of which classes in twos say something alone
+        gpus = _gpus_of(sets)
+        classes = self._classes(plans, way, kinds, times, seconds[:, 1], (count, replicas), mixed, gpus)
+        found = np.where(unlike, 0.0, _ends(way, seconds).sum(axis=1) + _in_parts(classes, way, units))
+        closer = np.nonzero(every if worth is None else worth(found))[0]
+        if not len(closer):
+            return found
+        plans, sets = [plans[number] for number in closer.tolist()], [sets[number] for number in closer.tolist()]
+        count, mixed, unlike = count[closer], mixed[closer], unlike[closer]
+        units, seconds, times = units[closer], seconds[closer], times[closer]
+        gpus, classes = gpus[closer], classes.take(closer)
+        if whole:
+            classes = replace(classes, busy=self._busy(plans, way, sets, times, count, mixed, gpus))
+        beside = self._beside(plans, way, sets, seconds, times)
+        least = _least(classes, beside, count, way, units, whole=whole)
+        if unlike.any():
+            some_of = np.nonzero(unlike)[0]
+            least[some_of] = _of_mixed_replicas(
+                classes.take(some_of), beside.take(some_of), count[some_of], way, units[some_of], whole=whole
             )
-        closer = np.nonzero(np.ones(len(plans), bool) if worth is None else worth(found))[0]
-        if whole and len(closer):
-            base, its_own = beside.take(closer), classes.take(closer)
+        found[closer] = np.maximum(found[closer], least)
+        best = np.nonzero((every if worth is None else worth(found))[closer])[0]
+        if whole and len(best):
+            base, its_own, unlike = beside.take(best), classes.take(best), unlike[best]
             passes = _in_whole(its_own, way, layers)
-            if len(kinds) > 2 and (unlike := np.isin(closer, mixed)).any():
+            if unlike.any():
                 its_own = its_own.take(np.nonzero(unlike)[0])
                 passes[unlike] = np.max([_in_whole(two, way, layers) for two in its_own.in_twos], axis=0)
-            found[closer] = np.maximum(found[closer], base.trip(way.chunks) + base.ending + passes)
+            least = base.trip(way.chunks) + base.ending + passes
+            found[closer[best]] = np.maximum(found[closer[best]], least)
         return found
 
     def ending(self, one: Training, kinds: Sequence[NodeKind]) -> float:
         """Seconds from the first stage's last backward pass to the end of the iteration, at least, in whatever order of
         these nodes."""
-        return self._on_links.of([one], kinds)[0].ending
+        return self._on_links.of([one], [kinds])[0].ending
 
     def _units(self, plans: Sequence[Training], way: Way, some: Sequence[int]) -> tuple[Floats, Floats]:
         """[plans]: units of all layers; [plans, kinds, 2]: seconds of one, forward and backward, at least."""
@@ -227,19 +255,16 @@ class LowerBounds:
         times: Floats,
         head: Floats,
         counts: tuple[Integers, Integers],
-        mixed: Integers,
+        mixed: NDArray[np.bool_],
+        gpus: Integers,
     ) -> Classes:
         """`times` [plans, kinds, 2] are seconds of a layer, or of a unit where layers differ, `head` those of the head,
-        `counts` [plans] the micro-batches of some replicas, and of how many, and `mixed` the numbers of the plans whose
-        replicas may lie on unlike GPUs."""
-        layers = plans[0].blocks.layers if plans[0].blocks.alike else 1
-        fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
-        forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
-        gpus = np.array([kind.gpus * kind.group.count for kind in kinds])[fastest]
-        tensor, data, pipeline = np.array(
-            [(one.parallel.tensor_size, one.parallel.data, one.parallel.pipeline) for one in plans]
-        ).T
-        width, most, (count, replicas) = tensor * data, pipeline.max(), counts
+        `counts` [plans] the micro-batches of some replicas, and of how many, `mixed` whether replicas of each plan may
+        lie on unlike GPUs, and `gpus` [plans, kinds] how many there are. What sums take is left out of `busy`."""
+        fastest, forward, backward = _fastest_first(times)
+        gpus = np.take_along_axis(gpus, fastest, axis=1)
+        tensor, pipeline = np.array([(one.parallel.tensor_size, one.parallel.pipeline) for one in plans]).T
+        most, (count, replicas) = pipeline.max(), counts
         sizes = [*zip(pipeline.tolist(), count.tolist(), strict=True)]
         passes = _stacked([_passes(way.schedule, way.chunks, *size, most) for size in sizes])
         ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
@@ -249,14 +274,9 @@ class LowerBounds:
         heads = np.take_along_axis((last[:, np.newaxis] * head).sum(axis=2), fastest, axis=1)
         turn = np.array([[way.schedule.definition.in_turn(*size)] for size in sizes])
         then = np.array([_then(way.schedule, way.chunks, *size) for size in sizes])
-        busy = count[:, np.newaxis, np.newaxis] * (forward + backward)[..., np.newaxis] * np.arange(1.0, layers + 1)
-        if plans[0].blocks.alike:
-            exposed = self._exposed(plans, way, kinds, backward, fastest)
-            exposed[mixed] = of_any_stage(exposed[mixed], gpus[mixed], width[mixed])[:, np.newaxis]
-            busy = np.minimum.accumulate((busy + exposed)[..., ::-1], axis=2)[..., ::-1]
         shares = np.cumsum(gpus, axis=1) / (tensor * replicas)[:, np.newaxis]
         if len({kind.gpus for kind in kinds}) == 1:
-            for row in mixed.tolist():
+            for row in np.nonzero(mixed)[0].tolist():
                 if plans[row].parallel.shares is not None:
                     parallel, nodes = plans[row].parallel, np.cumsum(gpus[row]) // kinds[0].gpus
                     groups = kinds[0].gpus // parallel.tensor_size
@@ -270,21 +290,47 @@ class LowerBounds:
             left=suffix_min(left.min(axis=1)),
             turn=suffix_min((turn - 1) * backward),
             of_part=suffix_min(then[:, :1] * forward + (turn - 1 + then[:, 1:]) * backward),
-            busy=suffix_min(busy),
+            busy=suffix_min(count[:, np.newaxis, np.newaxis] * (forward + backward)[..., np.newaxis]),
             head=suffix_min(heads),
             of_last=suffix_min(left.min(axis=1)[every, :, pipeline - 1]),
             slowest=forward.max(axis=1) + way.schedule.definition.input_share * backward.max(axis=1),
         )
 
+    def _busy(
+        self,
+        plans: Sequence[Training],
+        way: Way,
+        sets: Sequence[Sequence[NodeKind]],
+        times: Floats,
+        count: Integers,
+        mixed: NDArray[np.bool_],
+        gpus: Integers,
+    ) -> Floats:
+        """`Classes.busy` of plans whose layers are alike, with sums; the arguments are those of `_classes`."""
+        fastest, forward, backward = _fastest_first(times)
+        exposed = self._exposed(plans, way, sets, backward, fastest)
+        if mixed.any():
+            width = np.array([one.parallel.tensor_size * one.parallel.data for one in plans])[mixed]
+            held = np.take_along_axis(gpus, fastest, axis=1)[mixed]
+            exposed[mixed] = of_any_stage(exposed[mixed], held, width)[:, np.newaxis]
+        layers = np.arange(1.0, plans[0].blocks.layers + 1)
+        busy = count[:, np.newaxis, np.newaxis] * (forward + backward)[..., np.newaxis] * layers + exposed
+        return suffix_min(np.minimum.accumulate(busy[..., ::-1], axis=2)[..., ::-1])
+
     def _exposed(
-        self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], backward: Floats, order: Integers
+        self,
+        plans: Sequence[Training],
+        way: Way,
+        sets: Sequence[Sequence[NodeKind]],
+        backward: Floats,
+        order: Integers,
     ) -> Floats:
         """[plans, kinds, layers]: seconds of the sums of gradients that the last backward pass does not hide, and of
         handing out new weights, at least.
 
         `backward` are seconds of a layer, with the kinds in this order.
         """
-        alone = self._on_links.alone_on(plans, kinds)
+        alone = self._on_links.alone_on(plans, sets)
         sums, last, handing = (_stacked([getattr(one, name) for one in alone]) for name in ("sums", "last", "handing"))
         sums, handing = sums.transpose(0, 2, 1), handing.transpose(0, 2, 1)
         whole, handed = (np.take_along_axis(part, order[..., np.newaxis], axis=1)[..., 1:] for part in (sums, handing))
@@ -314,13 +360,35 @@ class LowerBounds:
         return self._times[key]
 
     def _beside(
-        self, plans: Sequence[Training], way: Way, kinds: Sequence[NodeKind], seconds: Floats, times: Floats
+        self,
+        plans: Sequence[Training],
+        way: Way,
+        sets: Sequence[Sequence[NodeKind]],
+        seconds: Floats,
+        times: Floats,
     ) -> _Beside:
         """`seconds` are `_Times.seconds` of the plans, on these kinds; for `times` see `_classes`."""
-        forward, backward = np.moveaxis(seconds[:, :2].min(axis=2), 2, 0)
-        ends = forward + way.schedule.definition.input_share * backward
         one_way = times.min(axis=1).max(axis=1)
-        return _Beside(*np.array(self._on_links.of(plans, kinds)).T, *np.column_stack([ends, one_way]).T)
+        return _Beside(*np.array(self._on_links.of(plans, sets)).T, *np.column_stack([_ends(way, seconds), one_way]).T)
+
+
+def _ends(way: Way, seconds: Floats) -> Floats:
+    """[plans, 2]: `_Beside.embedding` and `_Beside.head`; for `seconds` see `_Times`."""
+    forward, backward = np.moveaxis(seconds[:, :2].min(axis=2), 2, 0)
+    return np.asarray(forward + way.schedule.definition.input_share * backward)
+
+
+def _gpus_of(sets: Sequence[Sequence[NodeKind]]) -> Integers:
+    """[sets, kinds]"""
+    known = {id(kinds): [kind.gpus * kind.group.count for kind in kinds] for kinds in sets}
+    return np.array([known[id(kinds)] for kinds in sets])
+
+
+def _fastest_first(times: Floats) -> tuple[Integers, Floats, Floats]:
+    """[plans, kinds]: the kinds by the seconds of a layer, and what forward and backward passes take on them."""
+    fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
+    forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
+    return fastest, forward, backward
 
 
 def _stacked(every: Sequence[Floats]) -> Floats:
@@ -373,11 +441,7 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
     """
     layers = classes.busy.shape[2]
     trip = beside.trip(way.chunks)
-    passes = in_parts(classes.stages, classes.trip, classes.left, units)
-    if way.schedule.definition.has_chunks:
-        parts = way.chunks * classes.stages
-        passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], units))
-    least: Floats = trip + passes + beside.ending
+    least: Floats = trip + _in_parts(classes, way, units) + beside.ending
     if way.chunks > 1:
         messages = (way.chunks + 1) * beside.hops + (way.chunks - 1) * beside.around
         trip = messages + beside.embedding + beside.head + units * beside.one_way
@@ -398,6 +462,15 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
         fixed = (beside.embedding + beside.head) / classes.slowest
         least = np.maximum(least, beside.ending + (units + fixed) / reach(classes, count))
     return least
+
+
+def _in_parts(classes: Classes, way: Way, units: Floats) -> Floats:
+    """[plans]: as `_in_whole`, of parts of layers."""
+    passes = in_parts(classes.stages, classes.trip, classes.left, units)
+    if way.schedule.definition.has_chunks:
+        parts = way.chunks * classes.stages
+        passes = np.maximum(passes, in_parts(parts, classes.trip, classes.of_part[..., np.newaxis], units))
+    return passes
 
 
 def _in_whole(classes: Classes, way: Way, layers: int) -> Floats:

@@ -7,6 +7,7 @@ plans that are kept.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +25,7 @@ from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
 from fasop.search.plan import Fault, Plan, by_time, no_fault
-from fasop.search.space.candidates import Candidates, Space
+from fasop.search.space.candidates import Candidates, Space, raise_known
 
 FIRST, BATCH = 16, 64
 """Candidates of which partitions are searched together, at first and at most; what they give may leave out others."""
@@ -34,6 +35,8 @@ NEAR = 1.03
 """Times the fastest plan on some nodes: sizes that are as fast in their first orders are worth climbing."""
 
 
+TOGETHER = 16
+"""Sets of nodes whose sizes are bounded together, before any of them is looked at."""
 ROUNDING = 1e-9
 """The part of a time by which equal ones may differ: plans that take as long as the slowest one that is kept are
 searched, since another order may prefer them."""
@@ -136,6 +139,8 @@ def explore(
     walks = [SpaceSearch(space, keep, until) for space in quick_first]
     half = (time.process_time() + until) / 2
     for number, walk in enumerate(walks, 1):
+        if (number - 1) % TOGETHER == 0:
+            bound_together(walks[number - 1 :][:TOGETHER])
         if not sketched and (number == 1 or time.process_time() <= half):
             walk.sketch()
         if walk.few:  # what is found leaves out most of what other nodes could do
@@ -173,11 +178,21 @@ def look_beside(spaces: Sequence[Space], best: Best, until: float = np.inf) -> N
                     best.add(plans_of(one.group, found[0], one.proved))
 
 
+def bound_together(walks: Sequence[SpaceSearch]) -> None:
+    """Raise what is known of the sizes of all of these that are worth a look, which takes less time than one by one."""
+    alike = defaultdict[tuple[str, ...], list[SpaceSearch]](list)
+    for walk in walks:
+        if walk.wanted:
+            alike[tuple(kind.name for kind in walk.space.kinds)].append(walk)
+    for some in alike.values():
+        raise_known([walk.space for walk in some], [walk.of_worth for walk in some])
+
+
 class SpaceSearch:
     """Through all sizes of a space, the most promising first."""
 
     def __init__(self, space: Space, keep: PlanCollector, until: float) -> None:
-        self._space, self._keep, self._until = space, keep, until
+        self.space, self._keep, self._until = space, keep, until
         self._first: list[int] = []
         self._built: dict[int, list[Bounded]] = {}
         """What was built of these sizes, until it is looked at."""
@@ -189,7 +204,7 @@ class SpaceSearch:
 
     @property
     def few(self) -> bool:
-        return self._space.few
+        return self.space.few
 
     def sketch(self) -> None:
         """Which sizes may have the best plan of all, those first of which the balanced partition is fastest.
@@ -200,8 +215,8 @@ class SpaceSearch:
         """
         found: list[tuple[float, int, Bounded]] = []
         for number in self._by_floor():
-            bound = float(self._space.known[number])
-            if bound > self.lead or not self._keep.within_reach(self._space.kinds, bound):
+            bound = float(self.space.known[number])
+            if bound > self.lead or not self._keep.within_reach(self.space.kinds, bound):
                 break
             if self._over() and np.isfinite(self.lead):
                 break
@@ -228,17 +243,17 @@ class SpaceSearch:
         fastest = np.inf
         for number, groups in self._promising():
             bound = min((one.proved.min() for one in groups), default=np.inf)
-            if bound > NEAR * fastest or not self._keep.within_reach(self._space.kinds, bound):
+            if bound > NEAR * fastest or not self._keep.within_reach(self.space.kinds, bound):
                 continue
             if (found := best_of_first(groups, self._of_reach)) is not None:
                 begins[number], fastest = found, min(fastest, found.seconds)
                 self.searched += 1
                 self._keep_those(found.one, found.partition, np.array([found.seconds]))
         for number, begin in sorted(begins.items(), key=lambda item: item[1].seconds):
-            near = begin.seconds <= NEAR * fastest and self._worth(self._space.known[number])
-            if near and not self._over() and self._keep.within_reach(self._space.kinds, begin.seconds):
+            near = begin.seconds <= NEAR * fastest and self._worth(self.space.known[number])
+            if near and not self._over() and self._keep.within_reach(self.space.kinds, begin.seconds):
                 self.climbed += 1
-                for some, partitions, seconds in climb(self._space, number, begin, self._of_worth):
+                for some, partitions, seconds in climb(self.space, number, begin, self.of_worth):
                     self.searched += len(seconds)
                     self._keep_those(some, partitions, seconds)
 
@@ -246,61 +261,66 @@ class SpaceSearch:
         """At the first orders of all sizes."""
         for number, groups in self._promising():
             del self._built[number]
-            if self._space.few:
+            if self.space.few:
                 bound = min((one.proved.min() for one in groups), default=np.inf)
-                self._space.known[number] = min(bound, self._left_out.get(number, np.inf))
+                self.space.known[number] = min(bound, self._left_out.get(number, np.inf))
             for one in groups:
                 self._look_at(one)
 
     def _promising(self) -> Iterator[tuple[int, list[Bounded]]]:
         """All sizes that are worth it, by what is kept when they are reached."""
         self.left = 0
-        if self._over() and not self._space.is_bounded:  # bounds of all sizes would take long
-            self.left = len(self._space) if self._worth(self._space.floor) else 0
+        if self._over() and not self.space.is_bounded:  # bounds of all sizes would take long
+            self.left = len(self.space) if self._worth(self.space.floor) else 0
             return
         for number in [*self._first, *(number for number in self._by_floor() if number not in self._first)]:
-            if not self._worth(self._space.known[number]):
+            if not self._worth(self.space.known[number]):
                 continue
             if self._over():
                 self.left += 1
             else:
                 yield number, self._bounded(number)
 
+    @property
+    def wanted(self) -> bool:
+        """Whether any sizes may be worth a look."""
+        return len(self.space) > 0 and self._worth(self.space.floor)
+
     def _over(self) -> bool:
         return time.process_time() > self._until
 
     def _by_floor(self) -> list[int]:
         """The sizes that are worth it before any plan of them is known."""
-        if not len(self._space) or not self._worth(self._space.floor):
+        if not self.wanted:
             return []
-        self._space.raise_known(self._of_worth)
-        worth = self._of_worth(self._space.known)
-        return [number for number in np.argsort(self._space.known, kind="stable").tolist() if worth[number]]
+        self.space.raise_known(self.of_worth)
+        worth = self.of_worth(self.space.known)
+        return [number for number in np.argsort(self.space.known, kind="stable").tolist() if worth[number]]
 
-    def _of_worth(self, seconds: Floats) -> NDArray[np.bool_]:
-        return self._keep.worth(self._space.kinds, seconds)
+    def of_worth(self, seconds: Floats) -> NDArray[np.bool_]:
+        return self._keep.worth(self.space.kinds, seconds)
 
     def _of_reach(self, seconds: Floats) -> NDArray[np.bool_]:
-        return self._of_worth(GAIN * seconds)
+        return self.of_worth(GAIN * seconds)
 
     def _worth(self, seconds: float) -> bool:
-        return bool(self._of_worth(np.array([seconds]))[0])
+        return bool(self.of_worth(np.array([seconds]))[0])
 
     def _bounded(self, number: int) -> list[Bounded]:
         if number not in self._built:
-            floor = self._space.known[number]
-            groups = self._space.built(number, self._space.first, self._options(number))
-            worth = self._of_worth if self._space.few else self._of_reach
+            floor = self.space.known[number]
+            groups = self.space.built(number, self.space.first, self._options(number))
+            worth = self.of_worth if self.space.few else self._of_reach
             self._built[number] = [Bounded.of(group, floor, worth) for group in groups]
         return self._built[number]
 
     def _options(self, number: int) -> list[Training]:
         """Those that may be worth it; before nodes are moved those within reach."""
-        options = self._space.options(number)
+        options = self.space.options(number)
         if len(options) < 2:
             return options
-        may_be = self._of_worth if self._space.few else self._of_reach
-        bounds = self._space.bounds(number, options, may_be)
+        may_be = self.of_worth if self.space.few else self._of_reach
+        bounds = self.space.bounds(number, options, may_be)
         worth = may_be(bounds)
         self._left_out[number] = min(bounds[~worth], default=np.inf)
         return [option for option, may in zip(options, worth, strict=True) if may]
@@ -310,17 +330,17 @@ class SpaceSearch:
         promising, size, begin = np.argsort(one.proved, kind="stable"), FIRST, 0
         while begin < len(promising):
             batch = promising[begin : begin + size]
-            batch = batch[self._of_worth(one.proved[batch])]
+            batch = batch[self.of_worth(one.proved[batch])]
             if not len(batch):
                 break
             some = one.take(batch)
-            partitions, seconds = search_partitions(some, worth=self._of_worth)
+            partitions, seconds = search_partitions(some, worth=self.of_worth)
             self._keep_those(some, partitions, seconds)
             self.searched += len(batch)
             begin, size = begin + size, min(2 * size, BATCH)
 
     def _keep_those(self, some: Bounded, partitions: Integers, seconds: Floats) -> None:
-        kept = np.nonzero(self._of_worth(seconds))[0]
+        kept = np.nonzero(self.of_worth(seconds))[0]
         if len(kept):
             self._keep.add(plans_of(some.group.take(kept), partitions[:, kept], some.proved[kept]))
 

@@ -203,13 +203,14 @@ class Pipelines:
         def look(lines: Pipelines, of: Columns, own: Integers, moves: Integers) -> None:
             if not len(moves):
                 return
-            changes, held = (-1, 0, 1), lines.held(layers[..., of])
-            loaded = [lines.loaded(layers[..., of] + more) for more in changes]
-            starts = [lines.optimizer.of(held + more) for more in changes]
+            here, more = layers[..., of], np.array([-1, 0, 1]).reshape(3, 1, 1)
+            loaded, whole, held = lines.loaded(here), here + more, lines.held(here) + more
             some = vectorised.Moved(
-                times=[one.times._replace(start=start) for one, start in zip(loaded, starts, strict=True)],
-                traffic=loaded[1].traffic,
-                exposed=np.array([lines.exposed(held + more) for more in changes]),
+                times=loaded.times._replace(
+                    forward=lines.forward.of(whole), backward=lines.backward.of(whole), start=lines.optimizer.of(held)
+                ),
+                traffic=loaded.traffic,
+                exposed=lines.exposed(held),
                 embedding=lines.embedding,
             )
             seconds = vectorised.iterations(

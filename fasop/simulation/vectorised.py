@@ -12,7 +12,8 @@ Where `fasop.simulation.compiled` was built, it does the same in much less time,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,8 +166,9 @@ def _ends(schedule: Schedule, micro_batches: int, times: Times, traffic: Traffic
 class Moved(NamedTuple):
     """Pipelines of which a layer goes from one part to another, one after another."""
 
-    times: Sequence[Times]
-    """With a layer less in each part and stage, with their layers, and with one more; messages take the same."""
+    times: Times
+    """[3, parts or stages, pipelines]: passes and start with a layer less, with their layers, and with one more;
+    messages take the same, [stages, pipelines]."""
     traffic: Traffic
     exposed: Floats
     """[3, stages, pipelines]: what follows on a stage's last action, likewise."""
@@ -188,18 +190,18 @@ def iterations(
     Args:
         moves: of which pipeline a layer goes from which part to which part.
     """
-    now, owner = lines.times[1], moves[0]
-    least = now._replace(**{name: np.min([getattr(one, name) for one in lines.times], axis=0) for name in now._fields})
-    queues = may_queue(schedule, least, lines.traffic)
-
-    compute = np.array([_compute(times) for times in lines.times])
-    start = np.array([times.start for times in lines.times])
+    times, owner = lines.times, moves[0]
+    now, least = (
+        times._replace(forward=take(times.forward), backward=take(times.backward), start=take(times.start))
+        for take in (itemgetter(1), partial(np.min, axis=0))
+    )
+    queues, compute = may_queue(schedule, least, lines.traffic), _compute(times)
 
     def seconds(links: _Links | None, some: NDArray[np.int64] | slice) -> Floats:
         actions, slots, _, send, _, busy, link = _compiled(schedule, micro_batches, now, links, compute[1])
         of_moves = [number[some] for number in moves]
         return compiled.moved(
-            actions, slots, compute, send, start, busy, link, lines.exposed, lines.embedding, *of_moves
+            actions, slots, compute, send, times.start, busy, link, lines.exposed, lines.embedding, *of_moves
         )
 
     found = seconds(None, slice(None))
@@ -359,10 +361,11 @@ def _compiled(
 
 
 def _compute(times: Times) -> Floats:
-    """[kinds, parts, pipelines]: what passes of each kind take."""
-    found = np.empty((len(Pass), len(times.forward), times.start.shape[1]))
+    """[kinds, parts, pipelines], or [3, kinds, parts, pipelines] of `Moved.times`: what passes of each kind take."""
+    *several, parts, pipelines = times.forward.shape
+    found = np.empty((*several, len(Pass), parts, pipelines))
     for kind, taken in enumerate(_passes(times)):
-        found[kind] = taken
+        found[..., kind, :, :] = taken
     return found
 
 

@@ -6,10 +6,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conf.schema.values.partition import Shares
 from fasop.costs.arrays import Floats, Integers
@@ -123,30 +124,7 @@ class Space:
 
     def raise_known(self, worth: Worth) -> None:
         """Raise those that are of `worth` to what the chains of waits say, which takes longer."""
-        some = worth(self.known)
-        if self._training.parallel.zero and (new := np.nonzero(some & ~self._raised)[0]).size:
-            places = [self._cuts[number][0] for number in new]
-            sized = ([self._with(sharded)[place] for place in places] for sharded in self._choices.sharded_optimizer)
-            rounds = [self._bounds.of_rounds(plans, self.kinds) for plans in sized]
-            self.known[new] = np.maximum(self.known[new], np.min(rounds, axis=0))
-            some &= worth(self.known)
-        recompute = self._choices.recompute
-        if Recompute.none in recompute:  # to compute again takes no less
-            recompute = (Recompute.none,)
-        for schedule, chunks in self._choices.ways:
-            here = np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
-            numbers = np.nonzero(here & some & ~self._raised)[0]
-            if len(numbers):
-                least = np.full(len(numbers), np.inf)
-                for way in (Way(schedule, chunks, one) for one in recompute):
-                    options = self._choices.sharded_optimizer
-                    plans = [self._with(sharded)[self._cuts[number][0]] for sharded in options for number in numbers]
-                    bounds = self._bounds.of(plans, way, self.kinds, worth).reshape(len(options), -1)
-                    for sharded, found in zip(options, bounds, strict=True):
-                        self._of_ways.setdefault((way, sharded), np.full(len(self), np.nan))[numbers] = found
-                    least = np.minimum(least, bounds.min(axis=0))
-                self.known[numbers] = np.maximum(least, self.known[numbers])
-        self._raised |= some
+        raise_known([self], [worth])
 
     def _with(self, sharded: bool) -> Sequence[Training]:
         """All sizes, with a sharded optimizer or without."""
@@ -181,6 +159,10 @@ class Space:
     def is_bounded(self) -> bool:
         """Whether bounds of its sizes were needed before, and are known."""
         return "known" in vars(self)
+
+    def _runs_as(self, schedule: Schedule, chunks: int) -> NDArray[np.bool_]:
+        """[numbers]: whether each is of that schedule."""
+        return np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
 
     def _runs(self, one: Training, schedule: Schedule, chunks: int) -> bool:
         return self._choices.runs(one.parallel, schedule, chunks, one.model, one.engine)
@@ -282,6 +264,54 @@ class Space:
         return (group for number in range(len(self)) for group in self.built(number, self.first))
 
 
+def raise_known(spaces: Sequence[Space], worths: Sequence[Worth]) -> None:
+    """Do as `Space.raise_known` of spaces of one training on sets of nodes of the same kinds, together, which takes
+    less time; `worths` are of each."""
+    first = spaces[0]
+    choices, some = first._choices, [worth(space.known) for space, worth in zip(spaces, worths, strict=True)]
+    recompute = choices.recompute
+    if Recompute.none in recompute:  # to compute again takes no less
+        recompute = (Recompute.none,)
+    for schedule, chunks in choices.ways:
+        rows = [
+            np.nonzero(space._runs_as(schedule, chunks) & wanted & ~space._raised)[0]
+            for space, wanted in zip(spaces, some, strict=True)
+        ]
+        here = [
+            (space, numbers, worth) for space, numbers, worth in zip(spaces, rows, worths, strict=True) if len(numbers)
+        ]
+        if not here:
+            continue
+        every = [(sharded, *one) for sharded in choices.sharded_optimizer for one in here]
+        ends = np.cumsum([len(numbers) for _, _, numbers, _ in every])[:-1]
+        of_worth = partial(_of_parts, [worth for *_, worth in every], ends)
+        plans = [
+            space._with(sharded)[space._cuts[number][0]] for sharded, space, numbers, _ in every for number in numbers
+        ]
+        sets = [space.kinds for _, space, numbers, _ in every for _ in numbers]
+        least = [np.full(len(numbers), np.inf) for _, numbers, _ in here]
+        for way in (Way(schedule, chunks, one) for one in recompute):
+            bounds = np.split(first._bounds.of_sets(plans, way, sets, of_worth), ends)
+            for place, ((sharded, space, numbers, _), found) in enumerate(zip(every, bounds, strict=True)):
+                space._of_ways.setdefault((way, sharded), np.full(len(space), np.nan))[numbers] = found
+                least[place % len(here)] = np.minimum(least[place % len(here)], found)
+        for (space, numbers, _), found in zip(here, least, strict=True):
+            space.known[numbers] = np.maximum(found, space.known[numbers])
+    for space, wanted, worth in zip(spaces, some, worths, strict=True):
+        new = np.nonzero(wanted & ~space._raised & worth(space.known))[0]
+        if space._training.parallel.zero and len(new):
+            places = [space._cuts[number][0] for number in new]
+            sized = ([space._with(sharded)[place] for place in places] for sharded in choices.sharded_optimizer)
+            rounds = [space._bounds.of_rounds(plans, space.kinds) for plans in sized]
+            space.known[new] = np.maximum(space.known[new], np.min(rounds, axis=0))
+        space._raised |= wanted
+
+
+def _of_parts(worths: Sequence[Worth], ends: Integers, seconds: Floats) -> NDArray[np.bool_]:
+    """Whether seconds are of worth, of which each part, up to one of the ends, has a worth of its own."""
+    return np.concatenate([worth(part) for worth, part in zip(worths, np.split(seconds, ends), strict=True)])
+
+
 def _sizes_alone(parallel: Parallelism) -> tuple[object, ...]:
     sizes = parallel.tensor_size, parallel.data, parallel.pipeline, parallel.expert, parallel.context
     return *sizes, parallel.micro_batch_size, parallel.shares
@@ -352,12 +382,12 @@ def tensor_sizes(training: Training, kinds: Sequence[NodeKind]) -> list[int]:
     ]
 
 
-def expert_sizes(training: Training, data: int) -> list[int]:
+def expert_sizes(training: Training, data: int) -> Sequence[int]:
     """How many of so many replicas may share the experts out."""
     return divisors(math.gcd(data, experts_of(training.model) or 1))
 
 
-def context_sizes(training: Training, ranks: int, choices: Choices | None) -> list[int]:
+def context_sizes(training: Training, ranks: int, choices: Choices | None) -> Sequence[int]:
     """How many of so many ranks with the same weights may share sequences: none where each had fewer than `LONG`
     tokens, unless that is asked for."""
     length, given = training.model.sequence_length, choices is not None and choices.context is not None
@@ -370,10 +400,11 @@ def context_sizes(training: Training, ranks: int, choices: Choices | None) -> li
     ]
 
 
-def divisors(number: int) -> list[int]:
+@lru_cache(maxsize=4096)
+def divisors(number: int) -> tuple[int, ...]:
     """In increasing order."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
+    return (*sorted({*small, *(number // d for d in small)}),)
 
 
 def _shares_sequence(training: Training) -> bool:
