@@ -132,6 +132,8 @@ class StagedPlans:
         found = [some for some in found if self._tries(some.layout) and max(some.layout.replicas) <= most]
         many = LayoutBatch.of([some.layout for some in found])
         fine = np.flatnonzero(many.inside_nodes([node.gpus for node in nodes]))
+        if not fine.size:
+            return []
         found = [found[row] for row in fine]
         sketches, work = Sketches(many.take(fine), nodes, self.names), self._work(one)
         seconds = sketches.seconds(one, work, [some.partition for some in found])

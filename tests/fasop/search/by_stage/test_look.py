@@ -222,6 +222,7 @@ def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> 
     best = next(one for one in every if one.layout == Layout((1,) * 18, (1, 1, *[2] * 14, 1, 1)))
     assert best in [one for one in every if one.both_ends][:3]
     assert best.bound < 0.7321
+    assert not nodes.near(Near(Layout((1,), (32,)), (48,)), order, option)  # of one stage there are none
 
 
 @pytest.mark.parametrize(
