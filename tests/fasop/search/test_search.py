@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,12 +29,12 @@ from fasop.search.arguments import Arguments
 from fasop.search.closer_bounds import closer_least
 from fasop.search.common_steps import spaces_offloading
 from fasop.search.findings.words import best_layers
-from fasop.search.inputs import Inputs, read
+from fasop.search.inputs import Inputs, read, scattering
 from fasop.search.lower_bound import LowerBounds
 from fasop.search.proof import prove
 from fasop.search.run import best_plans
 from fasop.search.search import Best, explore, look_beside
-from fasop.search.space.candidates import Space, sizes
+from fasop.search.space.candidates import Space, raise_known, sizes
 from fasop.search.space.node_sets import MOST as MOST_CLUSTERS
 from fasop.search.space.node_sets import clusters, step
 from fasop.tables.plans import options, plan_yaml
@@ -437,6 +438,25 @@ def test_sets_of_nodes_have_the_sizes_and_bounds_that_each_has_by_itself() -> No
             one = Space(inputs.training, some, inputs.choices, shared, uneven=uneven)
             assert (len(one), one.floor) == (len(own), own.floor)
             assert len(one) == 0 or bounds(one).tolist() == bounds(own).tolist()
+
+
+@pytest.mark.parametrize("uneven", [False, True], ids=["equal", "uneven"])
+@pytest.mark.parametrize("zero", [None, 2])
+def test_sets_of_nodes_that_are_bounded_together_know_what_each_knows_by_itself(zero: int | None, uneven: bool) -> None:
+    """As far as it is of worth, which each has its own of."""
+    inputs = read(["experiment=seed_a100x1_a10x7", "cluster.groups.hgx.gpus_per_node=2"])
+    inputs = inputs if zero is None else scattering(inputs, zero)
+    sets = [some for some in clusters(inputs.kinds) if len(some) == 2]
+    alone = [bounds(Space(inputs.training, some, inputs.choices, uneven=uneven)) for some in sets]
+    limits = [float(np.quantile(known, 0.3)) if len(known) else np.inf for known in alone]
+    shared = LowerBounds(inputs.kinds)
+    spaces = [Space(inputs.training, some, inputs.choices, shared, uneven=uneven) for some in sets]
+    raise_known(spaces, [partial(np.greater, limit) for limit in limits])
+    for one, known, limit in zip(spaces, alone, limits, strict=True):
+        assert np.array_equal(one.known < limit, known < limit)
+        assert np.array_equal(one.known[known < limit], known[known < limit])
+        assert (one.known <= known).all()
+    assert sum(map(len, spaces)) > 100
 
 
 def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
