@@ -111,7 +111,7 @@ class BoundedRows:
             return worth(bounds) & np.isfinite(bounds)
 
         sizes = [group.costs.micro_batch_size for group in self._groups]
-        for order in orders:
+        for order in orders if sizes else ():
             nodes = self._orders[order]
             quick = self._quick_bounds(nodes, may_be)
             promising = may_be(quick)

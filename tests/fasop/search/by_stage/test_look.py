@@ -291,6 +291,15 @@ def test_no_plan_is_below_its_bounds(seed: int, network: str) -> None:
             assert other.bound <= taken * (1 + 1e-9)
 
 
+def test_layouts_of_which_nothing_is_to_be_tried_have_no_rows() -> None:
+    """As where sequences cannot be shared by the largest tensor groups, and shall be."""
+    inputs = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "parallel.schedule=zb_h1"])
+    nodes = StagedPlans(inputs.training, inputs.kinds, replace(inputs.choices, micro_batch_size=(3,)), 60)
+    assert nodes.wanted
+    assert not nodes.options
+    assert not [*nodes.rows(0, range(len(nodes.orders)), np.isfinite)]
+
+
 @pytest.mark.parametrize("network", ["plain", "links"])
 def test_no_option_is_below_the_bound_of_the_options_that_it_is_bounded_with(network: str) -> None:
     rows = 0
