@@ -139,7 +139,7 @@ def explore(
     walks = [SpaceSearch(space, keep, until) for space in quick_first]
     half = (time.process_time() + until) / 2
     for number, walk in enumerate(walks, 1):
-        if (number - 1) % TOGETHER == 0:
+        if (number - 1) % TOGETHER == 0 and time.process_time() <= until:
             bound_together(walks[number - 1 :][:TOGETHER])
         if not sketched and (number == 1 or time.process_time() <= half):
             walk.sketch()
