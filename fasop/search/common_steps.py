@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,15 +76,15 @@ def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[N
 
 
 def spaces_offloading(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
-    """Those of plans that keep what the optimizer needs in the memory of nodes, on these `every` sets of nodes whose
-    GPUs have little room for it: for each stage of ZeRO those with equal shares and those with shares that differ by
-    one. None beside other means to save memory that were not `asked` for."""
-    if inputs is not asked or Offload.optimizer not in inputs.may_offload:
+    """Those of plans that keep what the optimizer needs, activations or both in the memory of nodes, on these `every`
+    sets of nodes whose GPUs have little room for it: for each way and stage of ZeRO those with equal shares and those
+    with shares that differ by one. None beside other means to save memory that were not `asked` for."""
+    if inputs is not asked or not inputs.may_offload:
         return []
     enough = {*map(id, node_sets.with_room(inputs.training, every, SCARCE))}
     short = [kinds for kinds in every if id(kinds) not in enough]
     every_zero = (inputs, *(scattering(inputs, zero) for zero in inputs.may_scatter))
-    ways = [offloading(one, Offload.optimizer) for one in every_zero]
+    ways = [offloading(one, way) for way in inputs.may_offload for one in every_zero]
     return [spaces for way in ways for spaces in _with_any_sizes(way, node_sets.with_room(way.training, short))]
 
 
@@ -98,6 +98,14 @@ def _with_any_sizes(inputs: Inputs, sets: Sequence[Sequence[NodeKind]]) -> list[
 def spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:
     """Those of the sets with these numbers, of all kinds of plans that have any."""
     return [spaces[number] for spaces in every if spaces for number in numbers]
+
+
+def by_set(every: Iterable[Sequence[Space]]) -> list[list[Space]]:
+    """The spaces, those on the same nodes together."""
+    found = defaultdict[tuple[tuple[str, int], ...], list[Space]](list)
+    for space in (space for spaces in every for space in spaces):
+        found[tuple((kind.name, kind.group.count) for kind in space.kinds)].append(space)
+    return [*found.values()]
 
 
 def on_sets(plans: Sequence[Plan], sets: Sequence[Sequence[NodeKind]]) -> list[tuple[int, Plan]]:

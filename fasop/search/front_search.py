@@ -12,6 +12,7 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.search.arguments import Arguments, First
 from fasop.search.common_steps import (
     Outcome,
+    by_set,
     explore_shares_of,
     means_of,
     on_sets,
@@ -119,9 +120,11 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
             sharing = [spaces for of_zero in spaces_sharing_more(inputs, asked, sets)[-1:] for spaces in of_zero]
             for more in sharing:
                 seen += explore(more, kept, until=_until(last), sketched=True)
-            for more in spaces_offloading(inputs, asked, clusters):
+            offloading = spaces_offloading(inputs, asked, clusters)
+            for more in offloading:
                 explore(more, kept, until=_until(last), sketched=True)
-            _front_relieved(inputs, asked, sets, [spaces, unlike], kept, _until(last))
+            for every in ([spaces, unlike], offloading):
+                _front_relieved(inputs, asked, every, kept, _until(last))
     return kept.plans, seen, tried
 
 
@@ -170,23 +173,19 @@ def _fastest_first(kept: Front, sets: Sequence[Sequence[NodeKind]]) -> list[tupl
     return [*dict([*known[:1], *((0, plan) for _, plan in known[:1]), *known]).items()]
 
 
-def _front_relieved(
-    inputs: Inputs,
-    asked: Inputs,
-    sets: Sequence[Sequence[NodeKind]],
-    every: Sequence[Sequence[Space]],
-    kept: Front,
-    until: float,
-) -> None:
-    """Adds plans whose stages keep only what they need: on the nodes of the fastest plan first, and then on the sets
-    with the fewest GPUs, which have the least room, until there are some on enough sets, or none on some in a row."""
+def _front_relieved(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[Space]], kept: Front, until: float) -> None:
+    """Adds plans whose stages keep only what they need, of the sizes in `every` space: on the nodes of the fastest plan
+    first, and then on the sets with the fewest GPUs, which have the least room, until there are some on enough sets, or
+    none on some in a row."""
     found = in_vain = 0
+    by_nodes = by_set(every)
+    sets = [spaces[0].kinds for spaces in by_nodes]
     fastest = [number for number, _ in on_sets(kept.plans[:1], sets)]
-    for number in dict.fromkeys([*fastest, *reversed(range(len(sets)))]):
+    fewest_first = sorted(range(len(sets)), key=lambda number: gpus_of(sets[number]))
+    for number in dict.fromkeys([*fastest, *fewest_first]):
         if time.process_time() > until or in_vain == LULL or found == RELIEVED:
             break
         plans = [plan for at, plan in on_sets(kept.plans, sets) if at == number]
-        here = spaces_of([number], every)
-        relief = relieved_plans(inputs, asked, plans, kept.slowest(sets[number]), here, until)
+        relief = relieved_plans(inputs, asked, plans, kept.slowest(sets[number]), by_nodes[number], until)
         found, in_vain = (found + 1, 0) if relief else (found, in_vain + 1)
         kept.add(relief)

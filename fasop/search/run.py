@@ -13,6 +13,7 @@ from fasop.search.arguments import Arguments
 from fasop.search.common_steps import (
     WORTH,
     Outcome,
+    by_set,
     explore_shares_of,
     means_of,
     on_sets,
@@ -107,7 +108,8 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         for more in sharing:
             seen += explore(more, faster, until=begun + LIMIT_S)
             look_beside(more, faster, begun + LIMIT_S)
-        for more in spaces_offloading(inputs, asked, clusters):
+        offloading = spaces_offloading(inputs, asked, clusters)
+        for more in offloading:
             explore(more, faster, until=begun + LIMIT_S)
             look_beside(more, faster, begun + LIMIT_S)
         plans = _behind_faster(faster.plans, plans)
@@ -116,6 +118,10 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         near = {0, *(number for number, _ in on_sets(plans[:RANKED], sets))}
         here = spaces_of(sorted(near), [spaces, unlike])
         plans = [*relieved_plans(inputs, asked, plans[:1], plans[0].total, here, begun + LIMIT_S), *plans]
+        away = by_set(offloading)
+        near = {0, *(number for number, _ in on_sets(plans[:RANKED], [some[0].kinds for some in away]))}
+        for some in (some for number, some in enumerate(away) if number in near):
+            plans = [*relieved_plans(inputs, asked, [], plans[0].total, some, begun + LIMIT_S), *plans]
         if args.prove:
             from fasop.search.closer_bounds import LITTLE, closer_least
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -38,8 +39,9 @@ def tight_plans(spaces: Sequence[Space], fastest: float, until: float) -> list[P
         space.raise_known(lambda seconds: seconds < fastest)
         known = space.known_of_some
         rows += [(float(known[number]), place, number) for number in np.flatnonzero(known < fastest).tolist()]
+    promising = ((place, number) for _, place, number in sorted(rows) if _may_gain(spaces[place], number))
     found, groups = list[tuple[float, Plan]](), 0
-    for _, place, number in sorted(rows)[:SIZES]:
+    for place, number in islice(promising, SIZES):
         if groups >= GROUPS or time.process_time() > until:
             break
         for group in spaces[place].built(number, spaces[place].first):
@@ -49,6 +51,13 @@ def tight_plans(spaces: Sequence[Space], fastest: float, until: float) -> list[P
             if again and group.pipelines.parts_count * group.pipelines.micro_batches <= PASSES:
                 found += _best(group.take(np.array(again)), fastest)
     return [plan for _, plan in sorted(found, key=lambda row: row[0])]
+
+
+def _may_gain(space: Space, number: int) -> bool:
+    """Whether such sizes may compute layers again, and have stages that could do so unlike, and replicas for ZeRO."""
+    options = [one.parallel for one in space.options(number)]
+    again = any(one.recompute.way is Recompute.full for one in options)
+    return again and options[0].pipeline > 1 and (options[0].data > 1 or not options[0].zero)
 
 
 def _best(group: Candidates, fastest: float) -> list[tuple[float, Plan]]:

@@ -251,6 +251,29 @@ def test_a_front_has_plans_that_compute_few_layers_again_as_a_search_on_its_node
         assert plan.training.parallel.recompute not in (Recompute.none, Recompute.full)
 
 
+def test_a_front_has_plans_that_offload_and_compute_few_layers_again() -> None:
+    """On two nodes nothing fits without offloading, and no plan that computes all or no layers again is cheaper than
+    those on more nodes."""
+    words = ["cluster=a10x8", "cluster.groups.gpu2.gpus_per_node=1", "cluster.groups.gpu2.price_per_hour=2.22"]
+    words += ["model=xl", "model.layers=23", "model.hidden=2048", "model.heads=16", "train.precision=fp32"]
+    words += [with_memory(10.0), "parallel.global_batch_size=24", "cluster.groups.gpu2.inter_gbit_per_s=200"]
+    kept = front(read([*words, "cluster.groups.gpu2.count=4"]), Arguments(pareto=First.cost)).plans
+    alone = best_plans(read([*words, "cluster.groups.gpu2.count=2"]), replace(ARGS, leave_out=False, top=1)).plans[0]
+    (found,) = [plan for plan in kept if len(plan.nodes) == 2]
+    assert found.total == pytest.approx(alone.total, rel=1e-3)
+    assert found.parallel.offload == "optimizer" and len(found.training.parallel.recompute.stages) == 2
+
+
+def test_a_plan_offloads_and_computes_few_layers_again_where_others_fit() -> None:
+    """On two nodes some plans fit without offloading; on one none does."""
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=2", "cluster.groups.gpu2.inter_gbit_per_s=3", "model=xl"]
+    words += ["train.precision=bf16", "parallel.global_batch_size=24", with_memory(6.0), "parallel.data=1"]
+    words += ["cluster.gpus.a10.host_gb_per_s=10", "parallel.pipeline=4", "parallel.schedule=zb_h1,one_f_one_b"]
+    found, asked = (best_plans(read([*words, *more]), ARGS).plans[0] for more in ([], ["parallel.offload=optimizer"]))
+    assert str(found.parallel.recompute) == "full:3-none-none-none" and found.parallel.offload == "optimizer"
+    assert found.total <= asked.total * (1 + 1e-9)
+
+
 def test_a_front_looks_first_at_layers_computed_again_on_the_nodes_of_its_fastest_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -265,7 +288,7 @@ def test_a_front_looks_first_at_layers_computed_again_on_the_nodes_of_its_fastes
     monkeypatch.setattr(front_search, "relieved_plans", look)
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=3", "model=xl", with_memory(10.0), "train.precision=bf16"]
     front(read([*words, "parallel.global_batch_size=8"]), Arguments(pareto=First.time))
-    assert looked_at == [3, 1, 2]
+    assert looked_at == [3, 1, 2] * 2  # without offloading, and with
 
 
 def test_a_front_of_which_nothing_fits_says_what_was_tried_last() -> None:
