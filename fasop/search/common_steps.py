@@ -15,7 +15,7 @@ from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
 from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
-from megatron_ext.contract.parallel_config import Offload, Recompute
+from megatron_ext.contract.parallel_config import Offload, Recompute, Shards
 
 if TYPE_CHECKING:
     from fasop.search.by_stage.look import Looked
@@ -67,32 +67,54 @@ def spaces_on(
     return [Space(inputs.training, kinds, inputs.choices, known, uneven=uneven) for kinds in some]
 
 
-def spaces_sharing_more(inputs: Inputs, asked: Inputs, sets: Sequence[Sequence[NodeKind]]) -> list[list[list[Space]]]:
-    """Those of plans whose replicas share out gradients, and weights, too: for each stage of ZeRO those with equal
-    shares and those with shares that differ by one. None beside means to save memory that were not `asked` for."""
-    if inputs is not asked:
+def later(means: Sequence[Sequence[Inputs]], inputs: Inputs, asked: Inputs) -> list[Inputs]:
+    """List those of the `means` behind some `inputs` that may have faster plans where these have any: none behind those
+    that offload what was not `asked` for, and none that both offload and share by memory."""
+    given = asked.training.parallel
+    if inputs.training.parallel.offload is not given.offload:
         return []
-    return [_with_any_sizes(scattering(inputs, zero), sets) for zero in inputs.may_scatter]
+    kept = [(one, one.training.parallel) for ways in means for one in ways]
+    return [one for one, parallel in kept if parallel.offload is given.offload or parallel.shards is given.shards]
 
 
-def spaces_offloading(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
-    """Those of plans that keep what the optimizer needs, activations or both in the memory of nodes, on these `every`
-    sets of nodes whose GPUs have little room for it: for each way and stage of ZeRO those with equal shares and those
-    with shares that differ by one. None beside other means to save memory that were not `asked` for."""
-    if inputs is not asked or not inputs.may_offload:
-        return []
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Plans with other means to save memory, some of which may be faster than all that need none of these."""
+
+    inputs: Inputs
+    sets: Sequence[Sequence[NodeKind]]
+    spaces: Sequence[list[Space]]
+    """Those with equal shares, and those with shares that differ by one, where there are such."""
+    everywhere: bool
+    """Whether they are looked at on all sets of nodes: only the stage of ZeRO is another one."""
+    offloads: bool
+    """Whether they offload what the others do not."""
+
+
+def plans_beside(
+    inputs: Inputs,
+    means: Sequence[Inputs],
+    sets: Sequence[Sequence[NodeKind]],
+    every: Sequence[Sequence[NodeKind]],
+) -> list[Beside]:
+    """List which of these `means` to save memory are compared with plans that fit on these `sets` of nodes: those of
+    each stage of ZeRO; and on those of `every` set whose GPUs have little room for what the optimizer needs, those that
+    keep unlike parts by memory, or that in the memory of nodes."""
     enough = {*map(id, node_sets.with_room(inputs.training, every, SCARCE))}
     short = [kinds for kinds in every if id(kinds) not in enough]
-    every_zero = (inputs, *(scattering(inputs, zero) for zero in inputs.may_scatter))
-    ways = [offloading(one, way) for way in inputs.may_offload for one in every_zero]
-    return [spaces for way in ways for spaces in _with_any_sizes(way, node_sets.with_room(way.training, short))]
-
-
-def _with_any_sizes(inputs: Inputs, sets: Sequence[Sequence[NodeKind]]) -> list[list[Space]]:
-    """Those with equal shares, and those with shares that differ by one, where there are such."""
-    bounds = LowerBounds(inputs.kinds)
-    both = [spaces_on(inputs, sets, bounds, uneven=uneven) for uneven in (False, True)]
-    return [spaces for spaces in both if any(map(len, spaces))]
+    known, found = inputs.training.parallel, []
+    for one in means:
+        parallel, some, bounds = one.training.parallel, sets, LowerBounds(one.kinds)
+        everywhere = (parallel.offload, parallel.shards) == (known.offload, known.shards)
+        offloads = parallel.offload is not known.offload
+        if not everywhere:
+            some = node_sets.with_room(one.training, short)
+        if parallel.shards is Shards.memory:
+            some = [kinds for kinds in some if len({kind.gpu.memory_gib for kind in kinds}) > 1]
+        both = [spaces_on(one, some, bounds, uneven=uneven) for uneven in (False, True)]
+        spaces = [spaces for spaces in both if any(map(len, spaces))]
+        found.append(Beside(inputs=one, sets=some, spaces=spaces, everywhere=everywhere, offloads=offloads))
+    return found
 
 
 def spaces_of(numbers: Iterable[int], every: Sequence[Sequence[Space]]) -> list[Space]:

@@ -14,13 +14,13 @@ from fasop.search.common_steps import (
     Outcome,
     by_set,
     explore_shares_of,
+    later,
     means_of,
     on_sets,
+    plans_beside,
     relieved_plans,
     spaces_of,
-    spaces_offloading,
     spaces_on,
-    spaces_sharing_more,
 )
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import notes
@@ -60,8 +60,9 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     check_known(inputs.kinds, expense)
     limits = Limits(cost=args.max_cost, days=args.max_days)
     asked = inputs
-    for one in (one for ways in means_of(inputs) for one in ways):
-        every, seen, tried = _front(one, asked, expense)
+    means = means_of(inputs)
+    for place, one in ((place, one) for place, ways in enumerate(means, 1) for one in ways):
+        every, seen, tried = _front(one, asked, later(means[place:], one, asked), expense)
         if every:
             inputs = one
             break
@@ -96,7 +97,9 @@ def against(args: Arguments) -> Expense:
     return ENERGY if args.pareto is First.energy else COST
 
 
-def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Plan], Coverage, int]:
+def _front(
+    inputs: Inputs, asked: Inputs, means: Sequence[Inputs], expense: Expense
+) -> tuple[Sequence[Plan], Coverage, int]:
     """The plans, what was gone through, and on how many sets of nodes stages that differ were tried; like `_ranked`."""
     kept = Front(inputs.run, inputs.fault, expense)
     last = time.process_time() + FRONT_S
@@ -117,12 +120,13 @@ def _front(inputs: Inputs, asked: Inputs, expense: Expense) -> tuple[Sequence[Pl
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept, _until(last))
         if kept.plans:  # where nothing fits, other means to save memory come first
-            sharing = [spaces for of_zero in spaces_sharing_more(inputs, asked, sets)[-1:] for spaces in of_zero]
-            for more in sharing:
-                seen += explore(more, kept, until=_until(last), sketched=True)
-            offloading = spaces_offloading(inputs, asked, clusters)
-            for more in offloading:
-                explore(more, kept, until=_until(last), sketched=True)
+            beside = plans_beside(inputs, means, sets, clusters)
+            on_all = [other for other in beside if other.everywhere][-1:]
+            for other in [*on_all, *(other for other in beside if not other.everywhere)]:
+                for more in other.spaces:
+                    covered = explore(more, kept, until=_until(last), sketched=True)
+                    seen = seen + covered if other.everywhere else seen
+            offloading = [more for other in beside if other.offloads for more in other.spaces]
             for every in ([spaces, unlike], offloading):
                 _front_relieved(inputs, asked, every, kept, _until(last))
     return kept.plans, seen, tried

@@ -290,7 +290,7 @@ def scattering(inputs: Inputs, zero: int) -> Inputs:
     return replace(
         inputs,
         training=replace(inputs.training, parallel=replace(inputs.training.parallel, zero=zero)),
-        choices=replace(inputs.choices, sharded_optimizer=(True,)),
+        choices=replace(inputs.choices, sharded_optimizer=(True,), replicated=(True,)),
         may_scatter=(),
     )
 
@@ -331,7 +331,7 @@ def by_memory(inputs: Inputs) -> Inputs | None:
     return replace(
         inputs,
         training=replace(training, parallel=replace(training.parallel, shards=Shards.memory)),
-        choices=replace(inputs.choices, sharded_optimizer=(True,)),
+        choices=replace(inputs.choices, sharded_optimizer=(True,), replicated=(True,)),
     )
 
 

@@ -15,13 +15,13 @@ from fasop.search.common_steps import (
     Outcome,
     by_set,
     explore_shares_of,
+    later,
     means_of,
     on_sets,
+    plans_beside,
     relieved_plans,
     spaces_of,
-    spaces_offloading,
     spaces_on,
-    spaces_sharing_more,
 )
 from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
@@ -62,15 +62,17 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
     if inputs.islands:
         return _with_islands(inputs, args)
     means = means_of(inputs)
-    for ways in means:
-        if outcomes := [outcome for one in ways if (outcome := _ranked(one, args, inputs)) is not None]:
+    for place, ways in enumerate(means, 1):
+        found = [_ranked(one, args, inputs, later(means[place:], one, inputs)) for one in ways]
+        if outcomes := [outcome for outcome in found if outcome is not None]:
             return min(outcomes, key=lambda outcome: by_time(outcome.plans[0]))
     least = means[-1][-1]
     raise why_no_plan(least.training, least.kinds, least.choices)
 
 
-def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
-    """Do as `best_plans`, with means to save memory that were not `asked` for; None if nothing fits."""
+def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inputs]) -> Outcome | None:
+    """Do as `best_plans`, with means to save memory that were not `asked` for; None if nothing fits. A plan with others
+    of these `means` comes first where it is faster."""
     if args.by_stage:
         _check_by_stage(inputs)
     begun, rows = time.process_time(), max(args.top, args.explain or 0)
@@ -104,21 +106,21 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs) -> Outcome | None:
         plans = _behind_faster(found, plans)
         faster = Best(1, inputs.fault)
         faster.add(plans[:1])
-        sharing = [spaces for of_zero in spaces_sharing_more(inputs, asked, sets) for spaces in of_zero]
-        for more in sharing:
-            seen += explore(more, faster, until=begun + LIMIT_S)
-            look_beside(more, faster, begun + LIMIT_S)
-        offloading = spaces_offloading(inputs, asked, clusters)
-        for more in offloading:
-            explore(more, faster, until=begun + LIMIT_S)
-            look_beside(more, faster, begun + LIMIT_S)
+        beside = plans_beside(inputs, means, sets, clusters)
+        for other in beside:
+            for more in other.spaces:
+                covered = explore(more, faster, until=begun + LIMIT_S)
+                look_beside(more, faster, begun + LIMIT_S)
+                seen = seen + covered if other.everywhere else seen
+            explore_shares_of(other.inputs, other.sets, faster, begun + LIMIT_S)
         plans = _behind_faster(faster.plans, plans)
+        sharing = [more for other in beside if other.everywhere for more in other.spaces]
         even_spaces = [*spaces, *(space for more in sharing for space in more if not space.uneven)]
         least = min(least, *(space.least for space in even_spaces))
         near = {0, *(number for number, _ in on_sets(plans[:RANKED], sets))}
         here = spaces_of(sorted(near), [spaces, unlike])
         plans = [*relieved_plans(inputs, asked, plans[:1], plans[0].total, here, begun + LIMIT_S), *plans]
-        away = by_set(offloading)
+        away = by_set(more for other in beside if other.offloads for more in other.spaces)
         near = {0, *(number for number, _ in on_sets(plans[:RANKED], [some[0].kinds for some in away]))}
         for some in (some for number, some in enumerate(away) if number in near):
             plans = [*relieved_plans(inputs, asked, [], plans[0].total, some, begun + LIMIT_S), *plans]

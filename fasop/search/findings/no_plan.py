@@ -22,6 +22,7 @@ from megatron_ext.contract.rules.engine import LATENT
 
 def why_no_plan(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> SearchError:
     """What to say where no sizes are possible on all nodes of these kinds, or nothing fits into memory."""
+    choices = replace(choices, replicated=Choices.replicated)
     every = chain.from_iterable(sizes(training, kinds, choices, math.inf, uneven=uneven) for uneven in (False, True))
     if any(one.parallel.micro_batches > MOST_MICRO_BATCHES for one in every):
         return SearchError(_too_many_micro_batches(training.parallel.global_batch_size, gpus_of(kinds)))

@@ -48,6 +48,8 @@ class Choices:
     recompute: tuple[Recompute, ...] = (Recompute.none,)
     sharded_optimizer: tuple[bool, ...] = (False,)
     sequence_parallel: tuple[bool, ...] = (False,)
+    replicated: tuple[bool, ...] = (False, True)
+    """Whether there are several replicas: one alone shares nothing out."""
 
     @property
     def sizes(self) -> Mapping[str, tuple[int, ...]]:
@@ -56,6 +58,8 @@ class Choices:
 
     def tries(self, parallel: Parallelism) -> bool:
         """Whether the sizes of a plan are to be tried."""
+        if (parallel.data > 1) not in self.replicated:
+            return False
         replicas = {"data": parallel.data // parallel.context}  # as `parallel.data` counts them
         return all(replicas.get(key, getattr(parallel, key)) in values for key, values in self.sizes.items())
 
@@ -230,4 +234,4 @@ _KEYS: Mapping[str, Reader[Any]] = {
     "sharded_optimizer": flag,
     "sequence_parallel": flag,
 }
-assert set(_KEYS) == {field.name for field in fields(Choices)}
+assert {*_KEYS, "replicated"} == {field.name for field in fields(Choices)}

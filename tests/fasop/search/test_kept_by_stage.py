@@ -17,7 +17,7 @@ from fasop.search import front_search
 from fasop.search.arguments import Arguments, First
 from fasop.search.by_stage.kept import relieved
 from fasop.search.by_stage.tight import tight_plans
-from fasop.search.common_steps import spaces_sharing_more
+from fasop.search.common_steps import later, means_of, plans_beside
 from fasop.search.front_search import front
 from fasop.search.inputs import read
 from fasop.search.plan import Plan
@@ -75,7 +75,9 @@ def test_no_plan_shares_out_gradients_where_batches_or_nodes_change(given: str) 
 def test_a_front_looks_at_all_shares_with_the_highest_stage_of_zero() -> None:
     for given, zero, lists in (("parallel.hierarchical_reduce=true", 2, 2), ("parallel.tensor=1", 3, 1)):
         inputs = read([*WORDS, "parallel.global_batch_size=6", given])
-        highest = spaces_sharing_more(inputs, inputs, [inputs.kinds])[-1]
+        means = later(means_of(inputs)[1:], inputs, inputs)
+        beside = plans_beside(inputs, means, [inputs.kinds], [inputs.kinds])
+        highest = [other for other in beside if other.everywhere][-1].spaces
         assert [space.uneven for spaces in highest for space in spaces] == [False, True][:lists]
         assert {one.parallel.zero for spaces in highest for space in spaces for one in space.options(0)} == {zero}
 
