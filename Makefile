@@ -55,7 +55,7 @@ test-fast: .venv/dev.installed
 test-megatron: .venv/dev,megatron.installed slurm
 	@mkdir -p build
 	@$(BIN)/pytest --dist=worksteal --numprocesses=2 --engine=megatron_core -m any_engine tests/slurm \
-	  > build/megatron-on-slurm.txt 2>&1 & waiting=$$!; \
+	  > build/megatron-on-slurm.txt 2>&1 & waiting=$$!; trap 'kill $$waiting; exit 130' INT TERM; \
 	$(PARALLEL)=auto --maxprocesses=4 tests/megatron_ext/tasks/language/test_megatron_core.py \
 	  tests/megatron_ext/data/test_megatron_core.py tests/megatron_ext/core \
 	  tests/launch/control/test_megatron_lm_runs.py; code=$$?; \

@@ -54,10 +54,12 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     """The plans that no other one beats in both time and cost, or time and energy, in the order that is asked for.
 
     Raises:
-        SearchError: a node has no price, a GPU no power, or no plan is within the limits.
+        SearchError: a node has no price, a GPU no power, no run would last to a save, or no plan is within the limits.
     """
     expense = against(args)
     check_known(inputs.kinds, expense)
+    if inputs.run.failures is not None:
+        inputs.run.failures.check(inputs.kinds)
     limits = Limits(cost=args.max_cost, days=args.max_days)
     asked = inputs
     means = means_of(inputs)

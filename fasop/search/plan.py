@@ -22,6 +22,7 @@ from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import Basis
 from fasop.costs.training import PlacedTraining
+from fasop.errors import SearchError
 from fasop.simulation.loaded import Parts
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import RECOMPUTES, Schedule
@@ -29,6 +30,8 @@ from megatron_ext.contract.reliability import DAY_S, USUAL_DAYS, best_interval_s
 from megatron_ext.contract.train_config import AUTO
 
 HOUR, DAY = 3600.0, 86400.0
+MOMENT_S = 1e-3
+"""Less than an iteration takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +167,16 @@ class Failures:
 
     def _taken(self, work_s: float, mtbf_s: float) -> float:
         return expected_s(work_s, self.save_s, self.restart_s + self.save_s, mtbf_s)
+
+    def check(self, kinds: Sequence[NodeKind]) -> None:
+        """Raise SearchError if nodes fail so often that no plan on any of them ever reaches a save."""
+        if kinds and all(math.isinf(self.expected([kind], np.array([MOMENT_S]))[0]) for kind in kinds):
+            least = max(kinds, key=lambda kind: mtbf([kind]))
+            raise SearchError(
+                f"cluster.groups.{least.name}.failures_per_day={least.group.failures_per_day:g}: a node would fail "
+                f"every {span(mtbf([least]), 2)}, so that no run ever reaches a save; give how often one of them does "
+                "in a day"
+            )
 
     def said(self, nodes: Sequence[NodeKind], seconds: float) -> str:
         """In words, for iterations of so many `seconds` on these nodes."""

@@ -95,6 +95,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if shares.asked(argv):
         return shares.main(argv)
+    if unit := next((word for word in argv if word.startswith("unit=")), None):
+        raise SearchError(f"{unit} belongs to iidp=FILE: only a search of shares takes it; add iidp=, or leave it out")
     if "parallel.schedule=pipedream" in argv:
         from launch.commands.searching import stages
 

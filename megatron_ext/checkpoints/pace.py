@@ -44,9 +44,10 @@ class SavePace:
     def describe(self) -> str:
         """What the pace follows from, for the log."""
         every = best_interval_s(self.save_s, self._mtbf_s)
+        often = f"{self._mtbf_s / 3600:,.1f} hours" if self._mtbf_s >= 7200 else f"{self._mtbf_s / 60:.3g} minutes"
         return (
             f"train.{self._key}=auto: a save takes {self.save_s:.3g} s and one of the nodes fails about every "
-            f"{self._mtbf_s / 3600:,.1f} hours, so the run saves every {every:,.0f} s"
+            f"{often}, so the run saves every {every:,.0f} s"
         )
 
     def wants(self, iteration: int) -> bool:

@@ -247,6 +247,20 @@ def test_no_plan_beats_what_its_space_knows_where_replicas_exchange_for_every_mi
     assert slow
 
 
+@pytest.mark.parametrize(("forward", "backward", "known"), [(4.0, 4.0, True), (4.0, 0.25, False)])
+def test_of_replicas_on_gpus_of_which_none_is_the_slower_one_in_every_pass_no_exchange_is_known(
+    forward: float, backward: float, known: bool
+) -> None:
+    """A stage may then take each pass from another replica, which hides more of what they exchange than either does."""
+    words = [*SLOW_LINKS, "cluster.groups.gpu2.count=2", "cluster.groups.gpu2.inter_gbit_per_s=1"]
+    inputs = scattering(read([*words, "parallel.micro_batch_size=1"]), 2)
+    (kind,) = inputs.kinds
+    one = replace(kind, group=replace(kind.group, count=1))
+    other = replace(one, name="other", factors=replace(one.factors, forward=forward, backward=backward))
+    two = next(sized for sized in sizes(inputs.training, [one, other]) if sized.parallel.data == 2)
+    assert (LowerBounds([one, other]).of_rounds([two], [one, other])[0] > 0) == known
+
+
 def _slower(rng: np.random.Generator, kind: NodeKind, between: float, within: float) -> NodeKind:
     rates = {
         "inter_gbit_per_s": kind.group.inter_gbit_per_s * between,

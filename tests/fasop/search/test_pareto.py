@@ -233,6 +233,15 @@ def test_no_plan_beats_the_floor(name: str) -> None:
 
 
 @pytest.mark.parametrize("saved", ["auto", 20])
+def test_of_nodes_that_fail_before_any_save_the_front_says_that_and_not_that_nothing_fits(saved: str | int) -> None:
+    often = [f"cluster.groups.{name}.failures_per_day=1e9" for name in ("a100", "a10")]
+    words = [*WORDS, ONE_F_ONE_B, f"train.save_interval={saved}", "train.iterations=1000"]
+    with pytest.raises(SearchError, match=r"failures_per_day=1e\+09: a node would fail every .* no run ever reaches"):
+        front(read([*words, *often]), Arguments(pareto=First.time))
+    assert len({len(plan.nodes) for plan in front(read([*words, *often[:1]]), Arguments(pareto=First.time)).plans}) >= 1
+
+
+@pytest.mark.parametrize("saved", ["auto", 20])
 def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: str | int) -> None:
     """A10 nodes are cheap and are often taken back, so that fewer of them may be better."""
     spot = ("cluster.groups.a10.failures_per_day=400", "cluster.groups.a10.price_per_hour=2", "cluster.restart_s=20")

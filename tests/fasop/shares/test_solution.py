@@ -271,6 +271,11 @@ def test_what_a_command_line_cannot_ask_for(
     assert message in capsys.readouterr().err
 
 
+def test_a_unit_without_the_configuration_of_shares_says_what_takes_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "unit=3"]) != 0
+    assert "error: unit=3 belongs to iidp=FILE: only a search of shares takes it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"similarity_target": 1' + "0" * 5000 + "}"])
 def test_a_configuration_that_cannot_be_read_is_named_with_its_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None

@@ -94,3 +94,9 @@ def test_a_save_that_failed_is_tried_again_and_does_not_count_as_a_short_one() -
             pace.tried(iteration, 0.001, False)
     gaps = {after - before for before, after in pairwise(wanted)}
     assert gaps == {round(best_interval_s(1.0, 3600.0))}
+
+
+@pytest.mark.parametrize(("mtbf_s", "often"), [(1e6, "277.8 hours"), (7200, "2.0 hours"), (150, "2.5 minutes")])
+def test_time_between_failures_is_said_in_a_unit_that_fits(mtbf_s: float, often: str) -> None:
+    said = SavePace(mtbf_s=mtbf_s, iteration=0, key="save_interval").describe()
+    assert f"fails about every {often}, so the run saves every" in said
