@@ -40,7 +40,7 @@ def with_memory(gib: float) -> str:
 
 def test_more_is_shared_out_the_less_memory_there_is() -> None:
     memory = 22.2, 14.5, 10.0
-    found = [best_plans(read([*ONE_STAGE, with_memory(gib)]), ARGS).plans[0] for gib in memory]
+    found = [best_plans(read([*ONE_STAGE, with_memory(gib), "parallel.offload=none"]), ARGS).plans[0] for gib in memory]
     assert [plan.parallel.zero for plan in found] == [None, 2, 3]
     for gib, plan in zip(memory, found, strict=True):
         assert plan.parallel.offload == "none"
