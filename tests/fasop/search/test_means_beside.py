@@ -59,7 +59,7 @@ def test_a_replica_alone_is_not_looked_at_again_with_means_that_share_out() -> N
             one for spaces in other.spaces for space in spaces for n in range(len(space)) for one in space.options(n)
         ]
         alone = any(one.parallel.data == 1 for one in sizes)
-        assert sizes and alone == (other.inputs.training.parallel.zero is None and other.inputs.training.offloads)
+        assert sizes and alone == (other.inputs.training.parallel.zero is None and other.offloads)
 
 
 def test_nothing_is_offloaded_beside_where_memory_is_large_nor_beside_plans_that_offload() -> None:
