@@ -139,19 +139,19 @@ class BoundedRows:
     ) -> Iterator[tuple[_Group, Floats]]:
         """Yield groups of options with micro-batches of one size, which come with the quick bounds of the layouts that
         are `placed`, and [2, layouts] their bounds without and with a sharded optimizer."""
-        known, halves = dict[Schedule, Floats](), np.zeros(1)
+        known, halves = dict[Schedule, Floats](), dict[Recompute, Floats]()
         for group, quick in of_size:
             costs, work = group.costs, self._work(group.one)
             bounds = np.maximum(known.get(costs.schedule, 0.0), np.stack([quick] * 2))
             if costs.schedule is Schedule.one_f_one_b:
-                bounds = np.maximum(bounds, halves)
+                bounds = np.maximum(bounds, halves.get(costs.recompute, 0.0))
             lowest = bounds[group.sharded]  # where a sharded optimizer is tried, with that
             for bound in BOUNDS:
                 if len(near := np.flatnonzero(worth(lowest))):
                     of_near = placed if len(near) == len(quick) else placed.take(near)
                     bounds[:, near] = np.maximum(bounds[:, near], bound(of_near, group.one, work))
                 if bound is PlacedLayouts.trip_in_parts and costs.schedule.definition.splits_backward:
-                    halves = bounds.copy() if halves.ndim == 1 else halves  # none that are whole take less
+                    halves[costs.recompute] = bounds.copy()  # none that are whole take less
             if costs.recompute is Recompute.none:
                 known[costs.schedule] = bounds  # to compute again takes no less
             yield group, bounds
@@ -168,19 +168,19 @@ class BoundedRows:
         every = PlacedLayouts(self._many, nodes, self._names)
         for some, batch in batches:
             placed = PlacedLayouts(batch, nodes, self._names, (every, some))
-            known, halves = dict[object, Floats](), dict[int, Floats]()
+            known, halves = dict[object, Floats](), dict[object, Floats]()
             for group, of_group in promising:
                 costs = group.costs
                 bounds = np.maximum(of_group[some], known.get(costs[::2], 0.0))
                 if costs.schedule is Schedule.one_f_one_b:
-                    bounds = np.maximum(bounds, halves.get(costs.micro_batch_size, 0.0))
+                    bounds = np.maximum(bounds, halves.get(costs[:2], 0.0))
                 if len(near := np.flatnonzero(worth(bounds))):
                     trip = placed.trip_alone(group.one, self._work(group.one), near)
                     bounds[near] = np.maximum(bounds[near], trip)
                 if costs.recompute is Recompute.none:
                     known[costs[::2]] = bounds  # to compute again takes no less
                 if costs.schedule.definition.splits_backward:
-                    halves.setdefault(costs.micro_batch_size, bounds)  # none that are whole take less
+                    halves[costs[:2]] = bounds  # none that are whole take less
                 of_group[some] = bounds
         return found
 

@@ -41,7 +41,7 @@ from fasop.simulation.ranks.columns import ColumnReplay
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.parallel_config import Schedule
+from megatron_ext.contract.parallel_config import Recompute, Schedule
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import NETWORKS, random_case
 from tests.support.fasop.random_pipelines import all_partitions
@@ -318,6 +318,30 @@ def test_no_option_is_below_the_bound_of_the_options_that_it_is_bounded_with(net
                     assert bound <= one.seconds(one.every()).min() * (1 + 1e-9), (seed, number, option)
                     rows += 1
     assert rows > 200
+
+
+@pytest.mark.parametrize("recompute", [("full", "full:1"), ("full", "selective")])
+def test_what_computes_less_again_is_not_bounded_by_what_computes_more(recompute: tuple[str, str]) -> None:
+    """With a schedule that splits backward passes, where each way is tried with another schedule, too."""
+    compared = 0
+    for seed in (14, 20, 27, 34, 35):
+        training, kinds, choices = random_case(np.random.default_rng(seed))
+        parallel, model = replace(training.parallel, global_batch_size=24), replace(training.model, layers=12)
+        choices = replace(
+            choices,
+            pipeline=(2,),
+            micro_batch_size=(1,),
+            sharded_optimizer=(False,),
+            recompute=tuple(map(Recompute, recompute)),
+            schedule=(Schedule.zb_h1, Schedule.one_f_one_b),
+        )
+        nodes = StagedPlans(replace(training, model=model, parallel=parallel), kinds, choices, 60)
+        for row in [row for some in nodes.rows(0, [0], np.isfinite) for row in some.every]:
+            for option in row.numbers:
+                one = nodes.candidate(nodes.wanted[row.layout], row.order, option)
+                assert row.bound <= one.seconds(one.every()).min() * (1 + 1e-9), (seed, option)
+                compared += 1
+    assert compared > 50
 
 
 @pytest.mark.parametrize("network", ["plain", "links"])
