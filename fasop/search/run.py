@@ -120,10 +120,10 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inpu
         near = {0, *(number for number, _ in on_sets(plans[:RANKED], sets))}
         here = spaces_of(sorted(near), [spaces, unlike])
         plans = [*relieved_plans(inputs, asked, plans[:1], plans[0].total, here, begun + LIMIT_S), *plans]
-        away = by_set(more for other in beside if other.offloads for more in other.spaces)
-        near = {0, *(number for number, _ in on_sets(plans[:RANKED], [some[0].kinds for some in away]))}
-        for some in (some for number, some in enumerate(away) if number in near):
-            plans = [*relieved_plans(inputs, asked, [], plans[0].total, some, begun + LIMIT_S), *plans]
+        for away in (by_set(other.spaces) for other in beside if other.offloads):
+            near = {0, *(number for number, _ in on_sets(plans[:RANKED], [some[0].kinds for some in away]))}
+            for some in (some for number, some in enumerate(away) if number in near):
+                plans = [*relieved_plans(inputs, asked, [], plans[0].total, some, begun + LIMIT_S), *plans]
         if args.prove:
             from fasop.search.closer_bounds import LITTLE, closer_least
 
