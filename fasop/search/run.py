@@ -31,7 +31,7 @@ from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan, by_time
 from fasop.search.progress import bar
 from fasop.search.proof import has_boxes, prove
-from fasop.search.search import Best, Coverage, ShowProgress, explore, look_beside
+from fasop.search.search import NEAR, Best, Coverage, ShowProgress, explore, look_beside
 from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
 
@@ -107,10 +107,13 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inpu
         faster = Best(1, inputs.fault)
         faster.add(plans[:1])
         beside = plans_beside(inputs, means, sets, clusters)
+        near_first = [plan for plan in plans[1:] if plan.training.parallel.alike and plan.total < NEAR * plans[0].total]
         for other in beside:
             for more in other.spaces:
+                for space in more:
+                    space.begin_with(faster.plans[0].nodes)
                 covered = explore(more, faster, until=begun + LIMIT_S)
-                look_beside(more, faster, begun + LIMIT_S)
+                look_beside(more, faster, begun + LIMIT_S, near_first)
                 seen = seen + covered if other.everywhere else seen
             explore_shares_of(other.inputs, other.sets, faster, begun + LIMIT_S)
         plans = _behind_faster(faster.plans, plans)

@@ -161,16 +161,17 @@ def explore(
     )
 
 
-def look_beside(spaces: Sequence[Space], best: Best, until: float = np.inf) -> None:
+def look_beside(spaces: Sequence[Space], best: Best, until: float = np.inf, others: Sequence[Plan] = ()) -> None:
     """Looks from the layers of the best plan at the other schedules and options of its sizes, in its node order, until
-    none is faster: what moving single layers finds depends on where it begins. `until` is as that of `explore`."""
-    before = None
-    while best.plans and best.plans[0] is not before and time.process_time() <= until:
-        before = best.plans[0]
-        layers = np.array([before.partition.layers]).T
+    none is faster, and before that from those of some others: what moving single layers finds depends on where it
+    begins. `until` is as that of `explore`."""
+    begin, left = None, [*others]
+    while best.plans and (left or begin is not best.plans[0]) and time.process_time() <= until:
+        begin = left.pop(0) if left else best.plans[0]
+        layers = np.array([begin.partition.layers]).T
         for space in spaces:
             worth = partial(best.worth, space.kinds)
-            for group in space.beside(before.training, before.nodes, worth):
+            for group in space.beside(begin.training, begin.nodes, worth):
                 one = Bounded.of(group, worth=worth)
                 one = one.take(np.nonzero(worth(one.proved))[0])
                 if len(one.group):

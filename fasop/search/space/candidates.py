@@ -193,6 +193,20 @@ class Space:
         found = node_orders.starts([self.nodes[kind] for kind in fastest])
         return self.in_orders(np.array(fastest)[found])
 
+    def begin_with(self, nodes: Sequence[NodeKind]) -> None:
+        """Look at the node order of a plan, too, where there are too many to look at all, if it is on these nodes."""
+        if (order := self._order_of(nodes)) and not self.few:
+            self.first += order
+
+    def _order_of(self, nodes: Sequence[NodeKind]) -> list[Nodes]:
+        """The order of these nodes of a plan; none if it is on others."""
+        if len(nodes) != sum(self.nodes):
+            return []
+        names = [kind.name for kind in self.kinds]
+        if Counter(node.name for node in nodes) != Counter({kind.name: kind.group.count for kind in self.kinds}):
+            return []
+        return self.in_orders(np.array([[names.index(node.name) for node in nodes]]))
+
     def every(self, most: int) -> list[Nodes] | None:
         """All node orders; None if there are more than so many."""
         return self.in_orders(node_orders.orders(self.nodes)) if node_orders.at_most(self.nodes, most) else None
@@ -244,12 +258,9 @@ class Space:
     def beside(self, training: Training, nodes: Sequence[NodeKind], worth: Worth) -> Iterator[Candidates]:
         """All schedules of as many chunks and options of the sizes of a plan, in its node order, that may be of worth;
         none if it is on other nodes."""
-        if len(nodes) != sum(self.nodes):
+        order = self._order_of(nodes)
+        if not order:
             return
-        names = [kind.name for kind in self.kinds]
-        if Counter(node.name for node in nodes) != Counter({kind.name: kind.group.count for kind in self.kinds}):
-            return
-        order = self.in_orders(np.array([[names.index(node.name) for node in nodes]]))
         sizes = _sizes_alone(training.parallel)
         for number, (place, _, chunks) in enumerate(self._cuts):
             alike = chunks == training.parallel.chunks and _sizes_alone(self._sized[place].parallel) == sizes

@@ -80,6 +80,31 @@ def test_other_schedules_begin_with_the_layers_of_the_best_plan() -> None:
     assert after.nodes == before.nodes and after.parallel.pipeline == before.parallel.pipeline
     look_beside(spaces, best)
     assert best.plans[0] is after
+    every, first = Best(30), Best(1)
+    explore(spaces, every)
+    other = next(plan for plan in every.plans if plan.parallel.pipeline != before.parallel.pipeline)
+    first.add([replace(other, total=before.total)])  # a fast one of other sizes
+    look_beside(spaces, first)
+    assert first.plans[0].parallel == other.parallel
+    look_beside(spaces, first, others=[before])
+    assert first.plans[0].total == after.total
+
+
+def test_the_order_of_a_plan_is_looked_at_from_the_beginning() -> None:
+    inputs = read(["cluster=a100x8_a10x8", "model=xl", "parallel.global_batch_size=64"])
+    here = space_of(inputs, 4, 8)
+    assert not here.few
+    mixed = [inputs.kinds[number] for number in (0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1, 1)]
+    names = [kind.name for kind in mixed]
+
+    def looked_at() -> list[list[str]]:
+        return [[nodes.kinds[kind].name for kind in order] for nodes in here.first for order in nodes.orders]
+
+    assert names not in looked_at()
+    here.begin_with(mixed[1:])  # fewer nodes than it has
+    assert names not in looked_at()
+    here.begin_with(mixed)
+    assert looked_at().count(names) == 1
 
 
 def test_the_best_plans_are_those_that_trying_all_finds() -> None:
