@@ -63,16 +63,22 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     limits = Limits(cost=args.max_cost, days=args.max_days)
     asked = inputs
     means = means_of(inputs)
-    for place, one in ((place, one) for place, ways in enumerate(means, 1) for one in ways):
-        every, seen, tried = _front(one, asked, later(means[place:], one, asked), expense)
-        if every:
-            inputs = one
+    for place, ways in enumerate(means, 1):
+        kept, last = Front(asked.run, asked.fault, expense), time.process_time() + FRONT_S
+        seen, tried = Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
+        for one in ways:
+            if kept.plans and time.process_time() > last:
+                break
+            covered, on_sets_of_one = _explore(one, asked, later(means[place:], one, asked), kept, last)
+            seen, tried = seen + covered, max(tried, on_sets_of_one)
+        inputs = ways[-1]
+        if kept.plans:
             break
     else:
-        raise why_no_plan(one.training, one.kinds, one.choices)
-    plans = limits.keep(every, inputs.run, expense)
+        raise why_no_plan(inputs.training, inputs.kinds, inputs.choices)
+    plans = limits.keep(kept.plans, inputs.run, expense)
     if not plans:
-        raise nothing_within(every, inputs.run, limits, expense)
+        raise nothing_within(kept.plans, inputs.run, limits, expense)
     shown = plans if args.pareto is First.time else plans[::-1]
     whole = f"the whole training has {plural(inputs.run.iterations, 'iteration')}"
     amount = "dollars" if expense is COST else expense.unit
@@ -99,19 +105,16 @@ def against(args: Arguments) -> Expense:
     return ENERGY if args.pareto is First.energy else COST
 
 
-def _front(
-    inputs: Inputs, asked: Inputs, means: Sequence[Inputs], expense: Expense
-) -> tuple[Sequence[Plan], Coverage, int]:
-    """The plans, what was gone through, and on how many sets of nodes stages that differ were tried; like `_ranked`."""
-    kept = Front(inputs.run, inputs.fault, expense)
-    last = time.process_time() + FRONT_S
+def _explore(inputs: Inputs, asked: Inputs, means: Sequence[Inputs], kept: Front, last: float) -> tuple[Coverage, int]:
+    """Adds plans to what is `kept`, like `_ranked`; returns what was gone through, and on how many sets of nodes stages
+    that differ were tried."""
     clusters, bounds = node_sets.clusters(inputs.kinds), LowerBounds(inputs.kinds)
     sets = node_sets.with_room(inputs.training, clusters)
     if not sets:
-        return [], Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
+        return Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
     with bar("searching", phases=2) as progress:
         spaces, unlike = spaces_on(inputs, sets, bounds), spaces_on(inputs, sets, bounds, uneven=True)
-        seen = explore(spaces, kept, progress, last)
+        seen = explore(spaces, kept, progress, _until(last), sketched=bool(kept.plans))
         seen += explore(unlike, kept, progress, _until(last), sketched=bool(kept.plans))
         explore_shares_of(inputs, sets, kept, _until(last))
         until = _until(last)
@@ -131,7 +134,7 @@ def _front(
             offloading = [more for other in beside if other.offloads for more in other.spaces]
             for every in ([spaces, unlike], offloading):
                 _front_relieved(inputs, asked, every, kept, _until(last))
-    return kept.plans, seen, tried
+    return seen, tried
 
 
 def _until(last: float) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fasop.search.arguments import Arguments
+from fasop.search.arguments import Arguments, First
 from fasop.search.common_steps import Beside, later, means_of, plans_beside
+from fasop.search.front_search import front
 from fasop.search.inputs import Inputs, read, scattering
 from fasop.search.run import best_plans
 
@@ -49,6 +50,16 @@ def test_stages_keep_what_they_have_room_for_where_offloading_is_not_what_fits_f
     found, whole = (best_plans(read([*words, *more]), ARGS).plans[0] for more in ([], ["parallel.recompute=none"]))
     assert found.total < 0.9 * whole.total
     assert len({*found.training.parallel.offloads}) == 2
+
+
+def test_a_front_looks_at_all_ways_to_offload_where_nothing_fits_without() -> None:
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.gpus.a10.memory_gib=4", "model=xl"]
+    words += ["train.precision=fp16", "parallel.global_batch_size=3", "cluster.groups.gpu2.price_per_hour=5"]
+    of_front, alone = (
+        front(read([*words, *more]), Arguments(pareto=First.time)).plans[0].total
+        for more in ([], ["parallel.offload=optimizer"])
+    )
+    assert of_front == best_plans(read(words), ARGS).plans[0].total < 0.83 * alone
 
 
 def test_a_replica_alone_is_not_looked_at_again_with_means_that_share_out() -> None:
