@@ -131,9 +131,9 @@ def _explore(inputs: Inputs, asked: Inputs, means: Sequence[Inputs], kept: Front
                 for more in other.spaces:
                     covered = explore(more, kept, until=_until(last), sketched=True)
                     seen = seen + covered if other.everywhere else seen
-            offloading = [more for other in beside if other.offloads for more in other.spaces]
-            for every in ([spaces, unlike], offloading):
-                _front_relieved(inputs, asked, every, kept, _until(last))
+            known = list[Plan]()
+            for every in ([spaces, unlike], *(other.spaces for other in beside if other.offloads)):
+                _front_relieved(inputs, asked, every, kept, known, _until(last))
     return seen, tried
 
 
@@ -182,10 +182,17 @@ def _fastest_first(kept: Front, sets: Sequence[Sequence[NodeKind]]) -> list[tupl
     return [*dict([*known[:1], *((0, plan) for _, plan in known[:1]), *known]).items()]
 
 
-def _front_relieved(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[Space]], kept: Front, until: float) -> None:
-    """Adds plans whose stages keep only what they need, of the sizes in `every` space: on the nodes of the fastest plan
-    first, and then on the sets with the fewest GPUs, which have the least room, until there are some on enough sets, or
-    none on some in a row."""
+def _front_relieved(
+    inputs: Inputs,
+    asked: Inputs,
+    every: Sequence[Sequence[Space]],
+    kept: Front,
+    known: list[Plan],
+    until: float,
+) -> None:
+    """Adds plans whose stages keep only what they need, of those that are kept and not `known`, and of the sizes in
+    `every` space: on the nodes of the fastest plan first, and then on the sets with the fewest GPUs, which have the
+    least room, until there are some on enough sets, or none on some in a row."""
     found = in_vain = 0
     by_nodes = by_set(every)
     sets = [spaces[0].kinds for spaces in by_nodes]
@@ -194,7 +201,10 @@ def _front_relieved(inputs: Inputs, asked: Inputs, every: Sequence[Sequence[Spac
     for number in dict.fromkeys([*fastest, *fewest_first]):
         if time.process_time() > until or in_vain == LULL or found == RELIEVED:
             break
-        plans = [plan for at, plan in on_sets(kept.plans, sets) if at == number]
+        plans = [
+            plan for at, plan in on_sets(kept.plans, sets) if at == number and all(plan is not one for one in known)
+        ]
+        known += plans
         relief = relieved_plans(inputs, asked, plans, kept.slowest(sets[number]), by_nodes[number], until)
         found, in_vain = (found + 1, 0) if relief else (found, in_vain + 1)
         kept.add(relief)

@@ -290,7 +290,7 @@ def test_a_front_looks_first_at_layers_computed_again_on_the_nodes_of_its_fastes
     monkeypatch.setattr(front_search, "relieved_plans", look)
     words = ["cluster=a10x8", "cluster.groups.gpu2.count=3", "model=xl", with_memory(10.0), "train.precision=bf16"]
     front(read([*words, "parallel.global_batch_size=8"]), Arguments(pareto=First.time))
-    assert looked_at == [3, 1, 2] * 2  # without offloading, and with
+    assert looked_at == [3, 1, 2] * 10  # without offloading, and with each way to offload and stage of ZeRO
 
 
 def test_a_front_of_which_nothing_fits_says_what_was_tried_last() -> None:

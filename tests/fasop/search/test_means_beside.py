@@ -62,6 +62,14 @@ def test_a_front_looks_at_all_ways_to_offload_where_nothing_fits_without() -> No
     assert of_front == best_plans(read(words), ARGS).plans[0].total < 0.83 * alone
 
 
+def test_a_front_relieves_each_way_to_offload_by_itself() -> None:
+    """As a search does: plans of one way crowded out those of another."""
+    words = ["cluster=a10x8", "cluster.groups.gpu2.count=1", "cluster.gpus.a10.memory_gib=8", "model=xl"]
+    words += ["train.precision=fp32", "parallel.global_batch_size=24", "cluster.groups.gpu2.price_per_hour=5"]
+    of_front = front(read(words), Arguments(pareto=First.time)).plans[0].total
+    assert of_front <= best_plans(read(words), ARGS).plans[0].total * (1 + 1e-9)
+
+
 def test_a_replica_alone_is_not_looked_at_again_with_means_that_share_out() -> None:
     inputs = read([*ONE_AND_ONE, "cluster.gpus.a10.memory_gib=16"])
     assert scattering(inputs, 2).choices.replicated == (True,) and False in inputs.choices.replicated
