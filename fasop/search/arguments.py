@@ -113,6 +113,11 @@ class Arguments:
     overrides: tuple[str, ...] = ()
     """Hydra's."""
 
+    @property
+    def rows(self) -> int:
+        """How many plans a ranking needs: what is shown of them, and the one that is to be explained."""
+        return max(self.top, self.explain or 0)
+
     def limits(self) -> str:
         """Those of a whole training, as they were given; empty without any."""
         given = {"max_cost": self.max_cost, "max_days": self.max_days}

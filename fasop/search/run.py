@@ -75,8 +75,8 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inpu
     of these `means` comes first where it is faster."""
     if args.by_stage:
         _check_by_stage(inputs)
-    begun, rows = time.process_time(), max(args.top, args.explain or 0)
-    best = Best(max(rows, RANKED), inputs.fault)
+    begun = time.process_time()
+    best = Best(max(args.rows, RANKED), inputs.fault)
     clusters = node_sets.clusters(inputs.kinds) if args.leave_out else [inputs.kinds]
     sets = node_sets.with_room(inputs.training, clusters)
     if not sets:
@@ -158,7 +158,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inpu
         words.proved(least, plans[0], looked, closer=not args.prove),
         _proposal(inputs, plans[0], begun + LIMIT_S),
     )
-    shown = _first(plans, rows)
+    shown = _first(plans, args.rows)
     return Outcome(
         plans=shown,
         summary=[*filter(None, summary)],
@@ -189,7 +189,7 @@ def _with_islands(inputs: Inputs, args: Arguments) -> Outcome:
     from fasop.search.islands import in_words, island_plans
 
     every = inputs.training.sync_every
-    plans = island_plans(inputs, max(args.top, args.explain or 0), time.process_time() + LIMIT_S)
+    plans = island_plans(inputs, args.rows, time.process_time() + LIMIT_S)
     if not plans:
         raise SearchError(
             f"train.sync_every={every}: no plan with islands fits into memory and "

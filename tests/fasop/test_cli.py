@@ -116,6 +116,13 @@ def test_a_row_that_is_not_there_cannot_be_explained(capsys: pytest.CaptureFixtu
     assert re.search(r"explain=100000: the table has \d+ rows; choose one", capsys.readouterr().err)
 
 
+def test_a_row_below_those_that_are_asked_for_is_shown_to_be_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["robust=10%"]):
+        assert main(["search", *SMALL, *more, "top=1", "explain=2"]) == 0
+        ranked, *_ = capsys.readouterr().out.split("\n\n")
+        assert [line.split()[0] for line in ranked.splitlines()[1:]] == ["1", "2"]
+
+
 def test_launch_takes_the_best_plan_unchanged(plans: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", *SMALL, "plan=found"]) == 0
     assert "parallel=found is the first plan (" in capsys.readouterr().out

@@ -99,9 +99,9 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
     from fasop.tables.plans import ranking
 
     assert args.robust is not None
-    candidates = best_plans(inputs, replace(args, top=max(args.top, CANDIDATES))).plans
-    rated = by_worst_case(candidates, args.robust, args.top)
-    shown = rated[: args.top]
+    candidates = best_plans(inputs, replace(args, top=max(args.rows, CANDIDATES))).plans
+    rated = by_worst_case(candidates, args.robust, args.rows)
+    shown = rated[: args.rows]
     plans = [one.plan for one in shown]
     _check_row(args, plans)
     head, rows = ranking(plans)
@@ -110,7 +110,7 @@ def _by_worst_case(args: Arguments, inputs: Inputs, command: str, notes: Sequenc
     print_table(head, [[*row, *own] for row, own in zip(rows, more, strict=True)])
     remark(*doubts(inputs.training, inputs.kinds, {plan.basis for plan in plans}))
     others = "the next plans of the search are slower than these worst cases as they are"
-    if len(rated) == len(candidates) < max(args.top, CANDIDATES):
+    if len(rated) == len(candidates) < max(args.rows, CANDIDATES):
         others = "all plans of the search were rated"
     elif candidates[min(len(rated), len(candidates) - 1)].total < shown[-1].worst.seconds:
         others = f"plans behind the {len(rated)} fastest were not rated"
