@@ -89,7 +89,7 @@ def fasop(checkout: Path) -> Iterator[list[Command]]:
 
     mixed = "search experiment=seed_a100x1_a10x7"
     one, alike = "parallel.schedule=one_f_one_b", "search experiment=seed_a10x8"
-    same = f"{one} leave_out=false by_stage=false"  # what the public tool searches
+    same = f"{one} parallel.zero=0 leave_out=false by_stage=false"  # what the public tool searches
     yield [tdpp(f"{alike} {same}"), tdpp(f"{alike} {one}"), public("--type gpt2XL")]
     yield [
         tdpp(f"{mixed} {same}"),

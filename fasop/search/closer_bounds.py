@@ -147,6 +147,8 @@ def closer_least(
             closer = max(bound, proof.bound)
             if closer == bound and lines.order is not None:
                 return bound
+            if 0 < proof.boxes < boxes:  # it has ended, and more of them prove no more
+                step = len(PROOFS)
         else:
             return bound
         put(closer, what, step + 1)

@@ -17,6 +17,7 @@ import yaml
 from conf.compose import compose
 from conf.schema.experiment import Experiment, Schedule
 from conf.schema.values.partition import NodeOrder
+from fasop.costs.arrays import Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.activations import kept_by_layer
 from fasop.costs.network.placement import place
@@ -24,7 +25,9 @@ from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.partition.baselines import minmax, start
 from fasop.partition.dominance import never_worse
+from fasop.partition.exact import Proof
 from fasop.partition.local_search import bottleneck, improved
+from fasop.search import closer_bounds
 from fasop.search.arguments import Arguments
 from fasop.search.closer_bounds import closer_least
 from fasop.search.findings.words import best_layers
@@ -36,6 +39,7 @@ from fasop.search.search import Best, explore, look_beside
 from fasop.search.space.candidates import Space, raise_known, sizes
 from fasop.search.space.node_sets import MOST as MOST_CLUSTERS
 from fasop.search.space.node_sets import clusters, step
+from fasop.simulation.pipelines import Pipelines
 from fasop.tables.plans import options, plan_yaml
 from tests.support.cases import drawn
 from tests.support.fasop.plans import FP32, MEGATRON, experiment, kinds, mixed, pipelines
@@ -454,6 +458,24 @@ def test_sizes_whose_work_alone_takes_too_long_cost_a_closer_bound_no_work() -> 
     assert sum(map(len, spaces)) > 10 * sum(int((one.known < enough).sum()) for one in spaces) > 0
     fresh = [Space(inputs.training, kinds, inputs.choices) for kinds in clusters(inputs.kinds)]
     assert closer_least(fresh, enough, most=5) == enough
+
+
+def test_a_proof_that_has_ended_is_not_begun_again_with_more_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, real = list[Proof](), closer_bounds.proved
+
+    def proved(one: Pipelines, layers: int, begin: Integers, boxes: int, enough: float, least: float) -> Proof:
+        assert not ended
+        found = real(one, layers, begin, boxes, enough, least)
+        ended.extend([found] if 0 < found.boxes < boxes and found.bound < enough else [])
+        return found
+
+    monkeypatch.setattr(closer_bounds, "proved", proved)
+    inputs = read(["experiment=seed_a100x1_a10x7", "parallel.schedule=one_f_one_b", "parallel.zero=2"])
+    one = Space(inputs.training, inputs.kinds, inputs.choices)
+    best = Best(1)
+    explore([one], best)
+    enough = 0.95 * best.plans[0].total
+    assert closer_least([one], enough) == ended[0].bound < enough
 
 
 def test_sets_of_nodes_have_the_sizes_and_bounds_that_each_has_by_itself() -> None:
