@@ -113,7 +113,7 @@ class LowerBounds:
         """[sizes]: what `of_work` says of plans of each size, in the order of their first plans; [1]: of all."""
         sized, some = {self.size_of(one): one for one in plans}, self._on_links.some(kinds)
         ranks, _, _, batches = np.array([*sized], float).T
-        ways = [Recompute.none] if Recompute.none in recompute else recompute  # to compute again takes no less
+        ways = quickest(recompute)
         known = [self._of_kinds(one, way, some).every for way in ways for one in sized.values()]
         parts = [[time.layers for time in every] for every in known]
         times = np.array([[[part.forward + part.backward for part in layers] for layers in of] for of in parts])
@@ -370,6 +370,11 @@ class LowerBounds:
         """`seconds` are `_Times.seconds` of the plans, on these kinds; for `times` see `_classes`."""
         one_way = times.min(axis=1).max(axis=1)
         return _Beside(*np.array(self._on_links.of(plans, sets)).T, *np.column_stack([_ends(way, seconds), one_way]).T)
+
+
+def quickest(recompute: Sequence[Recompute]) -> Sequence[Recompute]:
+    """Those of which plans take the least: to compute layers again takes no less than to compute none again."""
+    return (Recompute.none,) if Recompute.none in recompute else recompute
 
 
 def _ends(way: Way, seconds: Floats) -> Floats:

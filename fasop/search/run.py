@@ -120,11 +120,10 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inpu
         sharing = [more for other in beside if other.everywhere for more in other.spaces]
         even_spaces = [*spaces, *(space for more in sharing for space in more if not space.uneven)]
         least = min(least, *(space.least for space in even_spaces))
-        near = {0, *(number for number, _ in on_sets(plans[:RANKED], sets))}
-        here = spaces_of(sorted(near), [spaces, unlike])
+        here = spaces_of(sorted(_near(plans[:RANKED], sets)), [spaces, unlike])
         plans = [*relieved_plans(inputs, asked, plans[:1], plans[0].total, here, begun + LIMIT_S), *plans]
         for away in (by_set(other.spaces) for other in beside if other.offloads):
-            near = {0, *(number for number, _ in on_sets(plans[:RANKED], [some[0].kinds for some in away]))}
+            near = _near(plans[:RANKED], [some[0].kinds for some in away])
             for some in (some for number, some in enumerate(away) if number in near):
                 plans = [*relieved_plans(inputs, asked, [], plans[0].total, some, begun + LIMIT_S), *plans]
         if args.prove:
@@ -229,14 +228,18 @@ def _by_stage(
     from fasop.search.by_stage.look import explore_stages
 
     keep = Best(1)
-    numbers = dict.fromkeys((0, *(number for number, _ in on_sets(plans, sets))))
     keep.add(plans[:1])
     whole = replace(WHOLE, layouts=QUICK.layouts, gpus=QUICK.gpus) if args.prove and not args.by_stage else WHOLE
-    nodes, looked = [sets[number] for number in numbers], None
+    nodes, looked = [sets[number] for number in _near(plans, sets)], None
     # The quick look comes first in any case: with more layouts, work may end before it comes to the best of the few.
     for effort in (QUICK, whole) if args.by_stage or args.prove else (QUICK,):
         looked = explore_stages(inputs.training, nodes, inputs.choices, keep, effort, until) or looked
     return looked, keep.plans
+
+
+def _near(plans: Sequence[Plan], sets: Sequence[Sequence[NodeKind]]) -> list[int]:
+    """The numbers of the first set of nodes, and then of those that have these plans."""
+    return [*dict.fromkeys((0, *(number for number, _ in on_sets(plans, sets))))]
 
 
 def _behind_faster(found: Sequence[Plan], plans: Sequence[Plan]) -> list[Plan]:

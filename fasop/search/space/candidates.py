@@ -21,7 +21,7 @@ from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.local_search import Worth, feasible
-from fasop.search.lower_bound import LowerBounds, Way
+from fasop.search.lower_bound import LowerBounds, Way, quickest
 from fasop.search.space import node_orders
 from fasop.search.space.choices import Choices
 from fasop.simulation.nodes import Nodes, times_on
@@ -195,8 +195,9 @@ class Space:
 
     def begin_with(self, nodes: Sequence[NodeKind]) -> None:
         """Look at the node order of a plan, too, where there are too many to look at all, if it is on these nodes."""
-        if (order := self._order_of(nodes)) and not self.few:
-            self.first += order
+        for new in self._order_of(nodes) if not self.few else ():
+            if not any((known.orders == new.orders).all(axis=1).any() for known in self.first):
+                self.first.append(new)
 
     def _order_of(self, nodes: Sequence[NodeKind]) -> list[Nodes]:
         """The order of these nodes of a plan; none if it is on others."""
@@ -280,9 +281,6 @@ def raise_known(spaces: Sequence[Space], worths: Sequence[Worth]) -> None:
     less time; `worths` are of each."""
     first = spaces[0]
     choices, some = first._choices, [worth(space.known) for space, worth in zip(spaces, worths, strict=True)]
-    recompute = choices.recompute
-    if Recompute.none in recompute:  # to compute again takes no less
-        recompute = (Recompute.none,)
     for schedule, chunks in choices.ways:
         rows = [
             np.nonzero(space._runs_as(schedule, chunks) & wanted & ~space._raised)[0]
@@ -301,7 +299,7 @@ def raise_known(spaces: Sequence[Space], worths: Sequence[Worth]) -> None:
         ]
         sets = [space.kinds for _, space, numbers, _ in every for _ in numbers]
         least = [np.full(len(numbers), np.inf) for _, numbers, _ in here]
-        for way in (Way(schedule, chunks, one) for one in recompute):
+        for way in (Way(schedule, chunks, one) for one in quickest(choices.recompute)):
             bounds = np.split(first._bounds.of_sets(plans, way, sets, of_worth), ends)
             for place, ((sharded, space, numbers, _), found) in enumerate(zip(every, bounds, strict=True)):
                 space._of_ways.setdefault((way, sharded), np.full(len(space), np.nan))[numbers] = found

@@ -107,8 +107,9 @@ def test_the_order_of_a_plan_is_looked_at_from_the_beginning() -> None:
     assert names not in looked_at()
     here.begin_with(mixed[1:])  # fewer nodes than it has
     assert names not in looked_at()
-    here.begin_with(mixed)
-    assert looked_at().count(names) == 1
+    for _ in range(2):
+        here.begin_with(mixed)
+        assert looked_at().count(names) == 1
 
 
 def test_the_best_plans_are_those_that_trying_all_finds() -> None:
