@@ -62,17 +62,18 @@ def require_kind(prefix: Path, family: str, key: str) -> None:
         )
 
 
-def read_described(prefix: Path, manifest: type[T]) -> T:
-    """The manifest of pairs, images or videos. Raises DataPrepError: it is not there, or cannot be understood."""
+def read_described(prefix: Path, manifest: type[T], known: int = VERSION) -> T:
+    """The manifest of data, of the only version that is `known`. Raises DataPrepError: it is not there, or cannot be
+    understood."""
     path = data_file(prefix, ".json")
     try:
         content = json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError) as error:
         raise DataPrepError(f"{path}: cannot be read ({why(error)}); prepare the data again") from error
-    version = content.get("version") if isinstance(content, dict) else None
-    if isinstance(content, dict) and version != VERSION:
+    version = content.get("version", known) if isinstance(content, dict) else known
+    if version != known:
         raise DataPrepError(
-            f"{path}: version {version} of the manifest, but only {VERSION} is supported; prepare the data again"
+            f"{path}: version {version} of the manifest, but only {known} is supported; prepare the data again"
         )
     try:
         return typed(manifest, content, str(path))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any
 
+from conf.errors import reworded
 from data_prep.errors import DataPrepError
 from data_prep.kinds import ChatsManifest, kind_of, read_described
 from data_prep.tokenizers.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
@@ -55,31 +56,10 @@ def read_manifest(prefix: Path) -> Manifest | None:
     Raises:
         DataPrepError: it is there but cannot be understood.
     """
-    path = data_file(prefix, ".json")
-    try:
-        content = json.loads(read_regular(path))
-    except FileNotFoundError:
+    if not data_file(prefix, ".json").exists():
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise _not_one(path, why(error)) from error
-    if not isinstance(content, dict) or "version" not in content:
-        raise _not_one(path, "it has no version")
-    if content["version"] != VERSION:
-        raise DataPrepError(
-            f"{path}: version {content['version']} of the manifest, but only {VERSION} is supported; prepare the data "
-            f"again"
-        )
-    types = get_type_hints(Manifest)
-    if content.keys() != types.keys():
-        raise _not_one(path, f"its keys are {', '.join(content)} instead of {', '.join(types)}")
-    for key, kind in types.items():
-        if not isinstance(content[key], dict if get_origin(kind) is dict else kind):
-            raise _not_one(path, f"{key} is {content[key]!r}")
-    return Manifest(**content)
-
-
-def _not_one(path: Path, why: str) -> DataPrepError:
-    return DataPrepError(f"{path}: not a manifest of indexed data ({why}); prepare the data again, or delete it")
+    with reworded(DataPrepError, "", ", or delete the file", of=DataPrepError):
+        return read_described(prefix, Manifest, VERSION)
 
 
 def tokenizer_of(prefix: Path) -> Tokenizer:
