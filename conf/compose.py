@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 from conf.blocks_of_module import count_blocks
-from conf.composition_cache import kept, kept_parts
+from conf.composition_cache import ROOT, kept, kept_parts
 from conf.engine_choice import with_engine
 from conf.errors import CompositionError, ConfigError, reworded
 from conf.foreign_files import expanded
@@ -188,23 +188,23 @@ def _literal(value: Any) -> Any:
     return value
 
 
-def compose(words: Sequence[str] = (), config_name: str = "config") -> Experiment:
+def compose(words: Sequence[str] = ()) -> Experiment:
     """The experiment that `tdpp launch <words>` runs. Raises ConfigError: as `to_experiment`; a word cannot be read, or
     names no key or file."""
-    return to_experiment(_composed(words, config_name), words)
+    return to_experiment(_composed(words), words)
 
 
-def compose_unchecked(words: Sequence[str] = (), config_name: str = "config") -> DictConfig:
+def compose_unchecked(words: Sequence[str] = ()) -> DictConfig:
     """The same before any rule is checked: what a search for a plan reads, since its parts need not fit together yet.
     Raises ConfigError: a word cannot be read, or names no key or file."""
-    return with_known_keys(_composed(words, config_name), words)
+    return with_known_keys(_composed(words), words)
 
 
 def compose_parts(words: Sequence[str], parts: Sequence[str]) -> DictConfig | Plain:
     """The same, of which only some parts are asked for: plain values of these, if they were composed before and are
     whole."""
     with _command_line_of_one(words) as found:
-        values = kept_parts(["config", *found.overrides], found.folders, parts)
+        values = kept_parts([ROOT, *found.overrides], found.folders, parts)
     if values is None:
         return compose_unchecked(words)
     if "train" in values:
@@ -221,15 +221,15 @@ def _command_line_of_one(words: Sequence[str]) -> Iterator[Words]:
         yield found
 
 
-def _composed(words: Sequence[str], config_name: str) -> DictConfig:
+def _composed(words: Sequence[str]) -> DictConfig:
     with _command_line_of_one(words) as found:
-        return kept([config_name, *found.overrides], found.folders, partial(_by_hydra, config_name, found))
+        return kept([ROOT, *found.overrides], found.folders, partial(_by_hydra, found))
 
 
-def _by_hydra(config_name: str, found: Words) -> tuple[DictConfig, Mapping[Path, str]]:
+def _by_hydra(found: Words) -> tuple[DictConfig, Mapping[Path, str]]:
     from conf.hydra_files import composed  # imports Hydra
 
-    return composed(config_name, with_texts(found).all)
+    return composed(ROOT, with_texts(found).all)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ROOT = "config"
+"""The name of the config that all others are merged into, which has references of Hydra's own alone."""
 VARIES = "varies"
 """The state of a file whose meaning may change though its content does not."""
 _ABSENT, _FOLDER = "absent", "folder"

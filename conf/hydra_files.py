@@ -19,7 +19,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
-from conf.composition_cache import VARIES, asks_the_machine, state_of
+from conf.composition_cache import ROOT, VARIES, asks_the_machine, state_of
 from conf.reading.own_folders import SHIPPED
 from conf.reading.user_files import SCHEME
 from conf.reading.written_text import kind_at, load
@@ -45,8 +45,6 @@ def composed(name: str, words: Sequence[str]) -> tuple[DictConfig, Mapping[Path,
 
 
 _GLOBAL = ("_global_", "")
-ROOT = "config"
-"""The name of the config that all others are merged into, which has references of Hydra's own alone."""
 
 
 class TdppFiles(FileConfigSource):

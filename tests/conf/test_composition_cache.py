@@ -53,7 +53,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def layers(*words: str) -> int:
-    found: int = COMPOSED(["model=mine", *words], "config").model.layers
+    found: int = COMPOSED(["model=mine", *words]).model.layers
     return found
 
 
@@ -63,15 +63,15 @@ def layers(*words: str) -> int:
     ids=lambda words: " ".join(words) or "demo",
 )
 def test_what_is_kept_equals_what_hydra_composes(composed: list[str], words: Sequence[str]):
-    first, second = COMPOSED(words, "config"), COMPOSED(words, "config")
+    first, second = COMPOSED(words), COMPOSED(words)
     assert composed == ["config"]
     assert first == second
     assert [*composition_cache._nodes(first)] == [*composition_cache._nodes(second)]
 
 
 def test_nothing_that_is_done_with_a_configuration_reaches_the_cache():
-    COMPOSED(["model=tiny"], "config").model.layers = 99
-    assert COMPOSED(["model=tiny"], "config").model.layers != 99
+    COMPOSED(["model=tiny"]).model.layers = 99
+    assert COMPOSED(["model=tiny"]).model.layers != 99
 
 
 def test_a_kept_configuration_is_read_without_hydra():
@@ -135,7 +135,7 @@ def test_what_the_environment_chooses_is_not_kept(own: Path, monkeypatch: pytest
     (own / "experiment" / "mine.yaml").write_text(text)
     for base in ("tiny", "small"):
         monkeypatch.setenv("BASE", base)
-        assert COMPOSED(["experiment=mine"], "config").model.name == base
+        assert COMPOSED(["experiment=mine"]).model.name == base
     assert not cache.exists()
 
 
@@ -143,7 +143,7 @@ def test_a_file_given_by_its_path_is_read_each_time(own: Path, cache: Path):
     file = own.parent / "given.yaml"
     for number in (3, 4):
         file.write_text(f"defaults:\n  - tiny\n  - _self_\nlayers: {number}\n")
-        assert COMPOSED([f"model={file}"], "config").model.layers == number
+        assert COMPOSED([f"model={file}"]).model.layers == number
     assert not cache.exists()
 
 
@@ -153,25 +153,25 @@ def test_texts_that_hydra_would_misread_stay_texts():
 
 @pytest.mark.parametrize("content", [b"", b"x", b"{}", b"[" * 200_000], ids=["empty", "cut", "other", "deep"])
 def test_a_damaged_entry_is_made_again(cache: Path, composed: list[str], content: bytes):
-    first = COMPOSED(SEED[:1], "config")
+    first = COMPOSED(SEED[:1])
     (entry,) = cache.iterdir()
     entry.write_bytes(content)
-    assert COMPOSED(SEED[:1], "config") == first
-    COMPOSED(SEED[:1], "config")
+    assert COMPOSED(SEED[:1]) == first
+    COMPOSED(SEED[:1])
     assert composed == ["config"] * 2
 
 
 def test_without_a_place_for_the_cache_hydra_composes_each_time(tmp_path: Path, composed: list[str]):
     (tmp_path / "cache").write_text("a file where the folder would be")
     for _ in range(2):
-        COMPOSED(SEED[:1], "config")
+        COMPOSED(SEED[:1])
     assert composed == ["config"] * 2
 
 
 def test_the_cache_has_an_end(cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(composition_cache, "_MOST_ENTRIES", 4)
     for seed in range(7):
-        COMPOSED([f"train.seed={seed}"], "config")
+        COMPOSED([f"train.seed={seed}"])
     assert 0 < len([*cache.iterdir()]) <= 4
 
 
@@ -180,7 +180,7 @@ def test_plain_values_make_the_objects_that_omegaconf_makes(experiment: str):
     words = [f"experiment={experiment}", "parallel.partition=null"]
     composed = compose_unchecked(words)
     plain = compose_parts(words, PARTS)
-    model = COMPOSED(words, "config").model
+    model = COMPOSED(words).model
     lacking = any(OmegaConf.is_missing(model, key) for key in model)
     assert isinstance(plain, DictConfig if lacking else Plain)
     for part in PARTS:

@@ -32,7 +32,7 @@ REFUSED = {
 @pytest.mark.parametrize("words", GIVEN.values(), ids=GIVEN)
 def test_the_configuration_is_the_same(words: list[str]) -> None:
     for _ in range(2):
-        assert composing.composed(words, "config") == composing.COMPOSED(words, "config")
+        assert composing.composed(words) == composing.COMPOSED(words)
 
 
 @pytest.mark.parametrize("words", REFUSED.values(), ids=REFUSED)

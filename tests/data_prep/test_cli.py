@@ -150,7 +150,7 @@ def test_a_pipe_or_a_device_in_the_place_of_data_is_refused_at_once(prefix: Path
 )
 def test_a_damaged_manifest_is_one_message(prefix: Path, content: bytes) -> None:
     data_file(prefix, ".json").write_bytes(content)
-    with pytest.raises(DataPrepError, match=r"json( is damaged|: cannot be read).*prepare the data again, or delete the file"):
+    with pytest.raises(DataPrepError, match=r"json( is damaged|: cannot be read).*again, or delete the file"):
         main(["check", str(prefix)])
 
 

@@ -36,22 +36,22 @@ def experiment(*words: str) -> Experiment:
     return compose.compose(words)
 
 
-def composed(words: Sequence[str], config_name: str) -> DictConfig:
+def composed(words: Sequence[str]) -> DictConfig:
     """In place of `conf.compose._composed`: the same result, and the same errors."""
     values = [word for word in words if _VALUE.match(word)]
-    key = (config_name, *(word for word in words if not _VALUE.match(word)))
+    key = tuple(word for word in words if not _VALUE.match(word))
     if any(SUFFIX in word or word.startswith("-") for word in words):  # a user's files, read every time
-        return COMPOSED(words, config_name)
+        return COMPOSED(words)
     try:
         check_words(words)
         texts = [quote_texts(word, Experiment, groups())[0] for word in values]
         overrides = OverridesParser.create().parse_overrides(texts)
         if any(override.is_sweep_override() for override in overrides):
-            return COMPOSED(words, config_name)
+            return COMPOSED(words)
         if key not in _chosen:
-            _chosen[key] = COMPOSED(key[1:], config_name)
+            _chosen[key] = COMPOSED(key)
         made = deepcopy(_chosen[key])
         ConfigLoaderImpl._apply_overrides_to_config(overrides, made)
     except (HydraException, ConfigError):  # the message is that of the way without a shortcut
-        return COMPOSED(words, config_name)
+        return COMPOSED(words)
     return made

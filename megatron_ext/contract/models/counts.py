@@ -52,8 +52,3 @@ def flops_per_sample(model: ModelConfig) -> float:
         count * model.traits.operations(model, kind) for kind, count in model.all_kinds()
     )
     return 3.0 * forward
-
-
-def flops_per_token(model: ModelConfig) -> float:
-    """The same for one of the sample's tokens, of encoder and decoder together; 0 where there are none."""
-    return flops_per_sample(model) / model.tokens if model.tokens else 0.0

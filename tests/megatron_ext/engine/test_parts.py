@@ -20,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.layout import Layout
-from megatron_ext.contract.models.counts import flops_per_token
+from megatron_ext.contract.models.counts import flops_per_sample
 from megatron_ext.contract.plan_parts import Place
 from megatron_ext.contract.schedule.schedules import Kind
 from megatron_ext.contract.train_config import TrainConfig
@@ -273,7 +273,7 @@ def test_model_operations_are_the_multiplications_that_torch_counts(tmp_path: Pa
     tokens = torch.zeros(2, plan.model.sequence_length, dtype=torch.int64)
     with FlopCounterMode(display=False) as counted, sdpa_kernel(SDPBackend.MATH):
         stage_of(plan, 0, TensorGroup())({"tokens": tokens})["logits"].sum().backward()
-    assert flops_per_token(plan.model) * tokens.numel() == counted.get_total_flops()
+    assert flops_per_sample(plan.model) * len(tokens) == counted.get_total_flops()
 
 
 def test_each_rank_tells_its_memory_and_the_first_of_a_stage_traces_an_iteration(tmp_path: Path, corpus: Path) -> None:
