@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any
 
+from conf import torch_answers
 from conf.errors import ConfigError, reworded
 from conf.schema.model import Model, check_code
 from conf.schema.values.partition import AUTO
-from conf.torch_answers import run
 from megatron_ext.contract.files import digest_of_file
 from megatron_ext.contract.models.hf_config import config_file
 from megatron_ext.contract.models.model import defined_by_user
@@ -121,7 +120,7 @@ def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
     """What a process says that looks at a module."""
     words = [asked.code, "--json", f"--micro-batch-size={asked.micro_batch_size}"]
     words += [f"--precision={asked.precision}", f"--seed={asked.seed}", f"--recompute={asked.recompute}"]
-    done = _run([*words, *["--capture"] * asked.capture, *options])
+    done = torch_answers.run(LOOK, [*words, *["--capture"] * asked.capture, *options])
     try:
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
@@ -133,10 +132,6 @@ def _said_of(asked: Asked, *options: str) -> dict[str, Any]:
     if "error" in found:
         raise ConfigError(found["error"])
     return found
-
-
-def _run(words: list[str]) -> CompletedProcess[str]:
-    return run(LOOK, words)
 
 
 def is_user_code(model: Mapping[Any, Any]) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from playwright.sync_api import Browser, sync_playwright
 
-from conf import blocks_of_module, compose
+from conf import compose, torch_answers
 from conf.reading import own_folders
 from conf.run_folder import run_folders
 from tests.support import cases, composing, looking
@@ -42,7 +42,7 @@ os.environ.pop(run_folders.RUNS_DIR, None)
 gc.disable()  # until all is collected
 
 compose._composed = composing.composed
-blocks_of_module._run = looking.forked
+torch_answers.run = looking.forked
 
 SLOW = {"slurm", "fleet", "browser", "engine_run", "runs"}
 """Fixtures."""

@@ -1,28 +1,33 @@
-"""Looking at a user's module in a forked process instead of a fresh one, which takes three CPU seconds to import torch.
+"""Asking torch in a forked process instead of a fresh one, which takes three CPU seconds to import it, and five more
+for a model of transformers.
 
 For tests whose subject is another one; `tests/megatron_ext/tasks/user/test_looking.py` compares both ways.
 """
 
 from __future__ import annotations
 
+import io
 import os
+import runpy
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
 from tempfile import TemporaryFile
 
-from conf import blocks_of_module
+from conf import torch_answers
 
-FRESH = blocks_of_module._run
+FRESH = torch_answers.run
 """The product's own way."""
 
 
-def forked(words: list[str]) -> CompletedProcess[str]:
-    """In place of `conf.blocks_of_module._run`: the same exit code and output."""
-    import torch._dynamo  # once here, not in every process that is forked
+def forked(module: str, words: Sequence[str] = (), given: str | None = None) -> CompletedProcess[str]:
+    """In place of `conf.torch_answers.run`: the same exit code and output."""
+    import torch._dynamo  # noqa: F401  (once here, not in every process that is forked)
 
-    from megatron_ext import blocks
+    import megatron_ext.blocks
+    import megatron_ext.families.huggingface.task  # noqa: F401
 
     with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
         pid = os.fork()
@@ -32,9 +37,13 @@ def forked(words: list[str]) -> CompletedProcess[str]:
                 os.dup2(out.fileno(), 1)
                 os.dup2(err.fileno(), 2)
                 sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # not pytest's
+                sys.stdin, sys.argv[1:] = io.StringIO(given), words
                 sys.path.insert(0, str(Path.cwd()))
-                torch.set_num_threads(1)
-                code = blocks.main(words)
+                sys.modules.pop(module, None)
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+                code = 0
+            except SystemExit as end:
+                code = int(end.code or 0)
             except BaseException:  # noqa: BLE001  (a process that dies of it prints it)
                 traceback.print_exc()
             finally:
@@ -46,4 +55,4 @@ def forked(words: list[str]) -> CompletedProcess[str]:
         for file in (out, err):
             file.seek(0)
             found.append(file.read())
-    return CompletedProcess(words, code, *found)
+    return CompletedProcess([module, *words], code, *found)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,11 @@ ONCE = Run(iterations=1)
 
 def few() -> Inputs:
     return read([*WORDS, ONE_F_ONE_B])
+
+
+@cache
+def front_of_few() -> list[Plan]:
+    return front(few(), Arguments(pareto=First.time)).plans
 
 
 def every_alike(inputs: Inputs) -> list[Plan]:
@@ -171,7 +177,7 @@ def test_a_front_has_all_schedules_and_options_unless_told() -> None:
     assert fastest.total == best_plans(inputs, Arguments()).plans[0].total
     assert fastest.total < best.plans[0].total, "replicas or tensor sizes by stage are faster here"
     assert fastest.parallel.schedule != "one_f_one_b"
-    assert fastest.total < front(few(), Arguments(pareto=First.time)).plans[0].total
+    assert fastest.total < front_of_few()[0].total
 
 
 @pytest.mark.slow
@@ -202,7 +208,7 @@ def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_
 
 @pytest.mark.slow
 def test_a_front_is_the_same_however_fast_the_cores_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, taken = told(front(few(), Arguments(pareto=First.time)).plans), time.process_time
+    found, taken = told(front_of_few()), time.process_time
     monkeypatch.setattr(time, "process_time", lambda: 4 * taken())
     assert told(front(few(), Arguments(pareto=First.time)).plans) == found
 
@@ -284,7 +290,7 @@ def test_a_run_that_chooses_when_it_saves_follows_the_failures_of_its_nodes() ->
 
 def test_limits_cut_the_front_and_nothing_else() -> None:
     inputs = few()
-    whole = told(front(inputs, Arguments(pareto=First.time)).plans)
+    whole = told(front_of_few())
     time, cost = whole[1][0], whole[-2][1]
     some = Arguments(
         pareto=First.cost,
@@ -298,7 +304,7 @@ def test_limits_cut_the_front_and_nothing_else() -> None:
 
 def test_limits_that_nothing_keeps_are_told_with_what_would() -> None:
     inputs = few()
-    fastest, *_, cheapest = front(inputs, Arguments(pareto=First.time)).plans
+    fastest, *_, cheapest = front_of_few()
     with pytest.raises(SearchError) as error:
         front(inputs, Arguments(pareto=First.time, max_cost=0.001, max_days=7))
     text = str(error.value)

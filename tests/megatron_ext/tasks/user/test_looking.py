@@ -1,4 +1,4 @@
-"""The tests' shortcut to look at a user's module says what a process of its own says."""
+"""The tests' shortcut to ask torch says what a process of its own says."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from conf.blocks_of_module import LOOK
 from tests.support.looking import FRESH, forked
 from tests.support.megatron_ext.users_files import imported, users_file
 
@@ -16,7 +17,7 @@ CODE = f"{imported('UNet')}\n\nprint('imported')\n"
 @pytest.mark.parametrize(("name", "said"), [("UNet", '{"blocks": '), ("Nothing", '{"error": ')])
 def test_both_ways_say_the_same(tmp_path: Path, name: str, said: str) -> None:
     words = [f"{users_file(tmp_path, 'UNet', CODE)}:{name}", "--json", "--micro-batch-size=2", "--capture"]
-    fresh, found = FRESH(words), forked(words)
+    fresh, found = FRESH(LOOK, words), forked(LOOK, words)
     assert (found.returncode, found.stdout) == (fresh.returncode, fresh.stdout)
     assert found.stdout.startswith(said)
     assert "imported" in found.stderr and "imported" in fresh.stderr
