@@ -15,10 +15,9 @@ from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
 from conf.schema.profile import Notify
+from conf.schema.rules.plan_keys import Given, keys_of_plan, keys_that_change
 from conf.schema.train import Train
 from conf.visible import plural
-from megatron_ext.contract.keys import shown
-from megatron_ext.contract.parallel_config import Compress, Offload, ReduceDtype, Shards
 from megatron_ext.contract.rules.engine import RULES as RULES_OF_ENGINES
 from megatron_ext.contract.schedule.schedules import SCHEDULES
 
@@ -120,45 +119,15 @@ def check_engine(
     executor: Executor,
 ) -> None:
     """Whether the engine can run this plan. The rules are those of `megatron_ext.contract`."""
-    tensors = parallel.layout.tensors
-    given: dict[str, tuple[str, object, object]] = {
-        # By key of plan.json: what a user calls it, has given, and the plan will have.
-        "tensors": ("parallel.tensor", parallel.tensor, tensors if len(set(tensors)) > 1 else None),
-        "replicas": ("parallel.replicas", parallel.replicas, None if parallel.layout.even else parallel.replicas),
-        "shares": ("parallel.shares", parallel.shares, parallel.shares),
-        "streams": ("parallel.streams", parallel.streams, parallel.streams),
-        "reduce_dtype": (
-            "parallel.reduce_dtype",
-            parallel.reduce_dtype,
-            None if parallel.reduce_dtype is ReduceDtype.fp32 else parallel.reduce_dtype,
-        ),
-        "compress": (
-            "parallel.compress",
-            parallel.compress,
-            None if parallel.compress is Compress.none else parallel.compress,
-        ),
-        "zero": ("parallel.zero", parallel.zero, True if max(parallel.zeros) > 1 else None),
-        "zeros": ("parallel.zero", parallel.zero, True if len({*parallel.zeros}) > 1 else None),
-        "recompute": ("parallel.recompute", parallel.recompute, parallel.recompute),
-        "scattered_cuts": (
-            "parallel.scatter_messages",
-            parallel.scatter_messages,
-            True if parallel.scatter_messages == "true" else None,
-        ),
-        "shards": ("parallel.shards", parallel.shards, None if parallel.shards is Shards.equal else True),
-        "offload": ("parallel.offload", parallel.offload, None if parallel.offload is Offload.none else True),
-        "hierarchical_stages": ("parallel.hierarchical_reduce", "true", parallel.hierarchical_reduce or None),
-        "schedule_file": ("parallel.schedule_file", parallel.schedule_file, parallel.schedule_file),
-        "schedule": ("parallel.schedule", parallel.schedule, str(parallel.schedule)),
-        "adapt": ("adapt.rule", adapt.rule, adapt.on or None),
-        "elastic": ("elastic.enabled", "true", elastic.enabled or None),
-        "rehearsal": ("executor.rehearse", executor.rehearse, None if executor.rehearse == "none" else True),
-        "model.family": ("model.family", model.family, None),
+    given = {
+        **keys_of_plan(parallel),
+        **keys_that_change(adapt, elastic),
+        "rehearsal": Given("executor.rehearse", executor.rehearse, None if executor.rehearse == "none" else True),
     }
     values = {
         "engine": str(engine.kind),
         "engine_options": engine.options,
-        **{key: value for key, (_, _, value) in given.items()},
+        **{key: one.planned for key, one in given.items()},
         **{key: getattr(parallel, key) for key in _PLAIN},
         "tensor": parallel.tensor_size,
         "data": parallel.layout.replicas[0],
@@ -168,8 +137,7 @@ def check_engine(
     for keys, rule in RULES_OF_ENGINES:
         for key, value, must in rule(values) if all(one in values for one in keys) else ():
             own = key if key.startswith(("train.", "model.")) else f"parallel.{key}"
-            name, said, _ = given.get(key, (own, value, None))
-            raise ConfigError(f"{name}={said} must be {must}")
+            raise ConfigError(f"{given.get(key, f'{own}={value}')} must be {must}")
 
 
 _MEGATRON_LM = {
@@ -177,18 +145,17 @@ _MEGATRON_LM = {
     "reduce_dtype": "Megatron-LM has arguments of its own for that; use parallel.reduce_dtype=fp32 and "
     "engine.arguments=[--grad-reduce-in-bf16]",
     "compress": "Megatron-LM sends activations as they are; use parallel.compress=none",
-    "scatter_messages": "Megatron-LM sends whole messages since megatron-core 0.13; use "
-    "parallel.scatter_messages=false",
+    "scattered_cuts": "Megatron-LM sends whole messages since megatron-core 0.13; use parallel.scatter_messages=false",
     "recompute": "Megatron-LM computes as many layers again in all stages; use one for all stages",
     "zero": "Megatron-LM's replicas share the optimizer's state out, and nothing else; use parallel.zero=1",
     "shards": "Megatron-LM's replicas keep as much of the optimizer's state each; use parallel.shards=equal",
     "offload": "Megatron-LM has arguments of its own for that; use parallel.offload=none and "
     "engine.arguments=[--optimizer-cpu-offload]",
-    "hierarchical_reduce": "Megatron-LM leaves that to NCCL; use parallel.hierarchical_reduce=false",
+    "hierarchical_stages": "Megatron-LM leaves that to NCCL; use parallel.hierarchical_reduce=false",
     "schedule_file": "Megatron-LM cannot read a schedule; use parallel.schedule_file=null",
     "schedule": f"Megatron-LM has {' and '.join(MEGATRON_LM_SCHEDULES)} only; use one of them",
 }
-"""What Megatron-LM cannot do, and the way out, by key of `parallel`."""
+"""What Megatron-LM cannot do, and the way out, by key of plan.json."""
 
 
 def _schedule(parallel: Parallel, regrouped: bool) -> None:
@@ -200,21 +167,11 @@ def _schedule(parallel: Parallel, regrouped: bool) -> None:
             f"replicas and the same tensor size; give single numbers for parallel.data and parallel.tensor, or use "
             f"engine=tdpp"
         )
-    broken = {
-        "shares": parallel.shares is not None,
-        "reduce_dtype": parallel.reduce_dtype is not ReduceDtype.fp32,
-        "compress": parallel.compress is not Compress.none,
-        "scatter_messages": parallel.scatter_messages == "true",
-        "recompute": len(parallel.recompute.stages) > 1,
-        "zero": parallel.zero is not None,
-        "shards": parallel.shards is not Shards.equal,
-        "offload": parallel.offload is not Offload.none,
-        "hierarchical_reduce": parallel.hierarchical_reduce,
-        "schedule_file": parallel.schedule_file is not None,
-        "schedule": not parallel.schedule.definition.megatron_lm,
-    }
-    for key in (key for key in _MEGATRON_LM if broken[key]):
-        raise ConfigError(f"parallel.{key}={shown(getattr(parallel, key))}: {_MEGATRON_LM[key]}, or engine=tdpp")
+    given = keys_of_plan(parallel)
+    fits = {"recompute": len(parallel.recompute.stages) == 1, "schedule": parallel.schedule.definition.megatron_lm}
+    for key, reason in _MEGATRON_LM.items():
+        if not fits.get(key, given[key].planned is None):
+            raise ConfigError(f"{given[key]}: {reason}, or engine=tdpp")
     if parallel.chunks > 1 and parallel.micro_batches % parallel.pipeline and not regrouped:
         raise ConfigError(
             f"parallel.schedule={parallel.schedule} with {plural(parallel.micro_batches, 'micro-batch', 'es')} "

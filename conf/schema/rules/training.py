@@ -16,11 +16,12 @@ from conf.schema.engine import Engine, EngineKind
 from conf.schema.executor import Executor, Rehearse
 from conf.schema.model import Model
 from conf.schema.parallel import Parallel
+from conf.schema.rules.plan_keys import keys_of_plan, keys_that_change
 from conf.schema.train import Optimizer, Precision, Train, check_metrics
 from conf.schema.values.partition import AUTO
 from megatron_ext.contract.keys import shown
 from megatron_ext.contract.models.images import ImageFamily
-from megatron_ext.contract.parallel_config import Recompute, Shards
+from megatron_ext.contract.parallel_config import Recompute
 from megatron_ext.contract.rules.memory import broken_by_offload, broken_by_shares
 
 
@@ -142,28 +143,10 @@ def check_offload(parallel: Parallel, train: Train) -> None:
 
 def check_zero(parallel: Parallel, adapt: Adapt, elastic: Elastic) -> None:
     """Whether replicas can keep a share, and stages what each of them keeps or computes again."""
-    given = {
-        "zero": ("parallel.zero", parallel.zero),
-        "replicas": ("parallel.replicas", None if parallel.layout.even else parallel.replicas),
-        "schedule_file": ("parallel.schedule_file", parallel.schedule_file),
-        "streams": ("parallel.streams", None if parallel.streams_of == (1,) * parallel.data else parallel.streams),
-        "adapt": ("adapt.rebalance", True)
-        if adapt.rebalance
-        else ("adapt.rule", str(adapt.rule) if adapt.on else None),
-        "elastic": ("elastic.enabled", elastic.enabled),
-        "chunks": ("parallel.chunks", parallel.chunks),
-        "shares": ("parallel.shares", parallel.shares),
-        "hierarchical_stages": ("parallel.hierarchical_reduce", parallel.hierarchical_reduce),
-        "streaming": ("parallel.schedule", None if parallel.stream is None else str(parallel.schedule)),
-        "sharded_optimizer": ("parallel.sharded_optimizer", parallel.sharded_optimizer),
-        "shards": ("parallel.shards", None if parallel.shards is Shards.equal else parallel.shards),
-        "offload": ("parallel.offload", parallel.offload),
-        "recompute": ("parallel.recompute", parallel.recompute),
-    }
-    told = {key: f"{name}={shown(value)}" for key, (name, value) in given.items()}
-    by_stage = {"zero": parallel.zeros, "offload": parallel.offloads, "recompute": parallel.recompute.stages}
+    given = {**keys_of_plan(parallel), **keys_that_change(adapt, elastic)}
+    by_stage = {"zeros": parallel.zeros, "offload": parallel.offloads, "recompute": parallel.recompute.stages}
     keys = [key for key, values in by_stage.items() if len({*values}) > 1]
-    for broken in broken_by_shares(lambda key, _: given[key][1], "parallel.", told.__getitem__, keys):
+    for broken in broken_by_shares(lambda key, _: given[key].planned, "parallel.", lambda key: str(given[key]), keys):
         raise ConfigError(broken)
 
 
