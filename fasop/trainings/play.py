@@ -102,11 +102,6 @@ class Stretch:
         """Samples of each of them."""
         return self.division.samples
 
-    @property
-    def whole_s(self) -> float:
-        """Seconds of all of them."""
-        return (self.iterations - self.measured) * self.seconds + self.measured * self.measured_s
-
 
 class Player:
     """Plays a training on one set of nodes, from a state on."""

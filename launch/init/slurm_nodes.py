@@ -32,8 +32,6 @@ class Group:
     strangers: tuple[str, ...]
     """Nodes that Slurm may give instead of these, since no constraint tells them apart."""
     cpus: int
-    memory_mb: int
-    """The least of a node."""
     time_limit: str
     availability: str
     """Whether the partition is up, as sinfo has it."""
@@ -146,7 +144,6 @@ def _group(kind: Sequence[Membership], rows: Sequence[Membership], constraint: s
         constraint=constraint,
         strangers=tuple(sorted(strangers)),
         cpus=min(row.cpus for row in kind),
-        memory_mb=min(row.memory_mb for row in kind),
         time_limit=kind[0].time_limit,
         availability=kind[0].availability,
         others=tuple(sorted(others)),

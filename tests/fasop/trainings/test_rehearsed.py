@@ -11,6 +11,7 @@ import pytest
 from conf.compose import compose
 from fasop.trainings.placed_nodes import node_sets
 from fasop.trainings.play import Player, State, Stretch, Training
+from fasop.trainings.played import Trajectory
 from megatron_ext.contract.adaptive.noise import Noise
 from megatron_ext.contract.plan import Plan
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
@@ -86,4 +87,4 @@ def test_a_simulated_training_ends_with_its_rehearsal(tmp_path: Path, case: str)
     ]
     ran = [line["elapsed_ms"] / 1e3 for line in lines]
     assert ran[1:] == pytest.approx(simulated[1:], rel=1e-5, abs=1e-7)  # the first one fills an empty pipeline
-    assert sum(one.whole_s for one in stretches) == pytest.approx(sum(ran), rel=1e-3)
+    assert Trajectory.of(stretches).whole_s.sum() == pytest.approx(sum(ran), rel=1e-3)
