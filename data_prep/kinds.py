@@ -13,7 +13,7 @@ from conf.run_folder.json_values import Count, typed
 from conf.schema.data import check_split
 from data_prep.errors import DataPrepError
 from data_prep.files.progress import unchanged
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_json, read_regular
 from megatron_ext.contract.models.model import CHATS, IMAGES, PAIRS, TEXT, VIDEOS, family_named
 from megatron_ext.data.indexed_dataset import data_file
 
@@ -66,10 +66,7 @@ def read_described(prefix: Path, manifest: type[T], known: int = VERSION) -> T:
     """The manifest of data, of the only version that is `known`. Raises DataPrepError: it is not there, or cannot be
     understood."""
     path = data_file(prefix, ".json")
-    try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataPrepError(f"{path}: cannot be read ({why(error)}); prepare the data again") from error
+    content = read_json(path, DataPrepError, way_out="prepare the data again")
     version = content.get("version", known) if isinstance(content, dict) else known
     if version != known:
         raise DataPrepError(

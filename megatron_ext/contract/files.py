@@ -10,7 +10,7 @@ import os
 import stat
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple, Union
+from typing import Any, BinaryIO, Dict, Iterator, Optional, Tuple, Type, Union
 
 MOST_BYTES = 1 << 26
 """The size of a file that is read whole: some two million actions of a schedule."""
@@ -39,6 +39,15 @@ def read_regular_text(path: Path, most_bytes: int = MOST_BYTES) -> str:
 def digest_of_file(path: Path) -> str:
     """SHA-256 of what `read_regular` gives, in hexadecimal digits; raises as it does."""
     return hashlib.sha256(read_regular(path)).hexdigest()
+
+
+def read_json(path: Path, kind: Type[Exception], fault: str = "cannot be read", way_out: str = "") -> Any:
+    """The JSON of a regular file. Raises `kind`, whose message names the file, the `fault`, its reason and the
+    `way_out`: it cannot be read, or is no JSON."""
+    try:
+        return json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError) as error:  # the last one of lists within lists
+        raise kind("{}: {}: {}{}".format(path, fault, why(error), way_out and "; " + way_out)) from error
 
 
 @contextmanager

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_json
 from megatron_ext.contract.keys import left_out
 from megatron_ext.contract.layout import Layout, PlacedPlan, stage_name
 from megatron_ext.contract.models.pieces import in_words
@@ -61,10 +60,7 @@ class Plan(PlacedPlan, Content):
             EngineError: the file is not a plan that this engine understands; the message has the key, its value and
                 the rule.
         """
-        try:
-            content = json.loads(read_regular(path))
-        except (OSError, ValueError, RecursionError) as error:
-            raise EngineError(f"{path}: cannot be read as a plan: {why(error)}") from error
+        content = read_json(path, EngineError, "cannot be read as a plan")
         try:
             check_plan(content, whole=True)
         except PlanFault as fault:

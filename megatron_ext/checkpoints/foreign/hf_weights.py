@@ -12,7 +12,7 @@ from megatron_ext.checkpoints.foreign import hf_gpt2, hf_llama
 from megatron_ext.checkpoints.header import Entry, part_names, read_header
 from megatron_ext.checkpoints.published import WHOLE, chosen, tensors_of
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_json, why
 from megatron_ext.contract.models.counts import checkpoint_parameter
 from megatron_ext.contract.models.model import OPTIONS, ModelConfig
 from megatron_ext.data.indexed_dataset import replacing
@@ -55,10 +55,7 @@ def _config(path: Path) -> Dict[str, Any]:
     """A config.json; empty if there is none."""
     if not path.is_file():
         return {}
-    try:
-        config = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise EngineError(f"{path}: cannot be read: {why(error)}") from error
+    config = read_json(path, EngineError)
     if not isinstance(config, dict):
         raise EngineError(f"{path}: expected a JSON object, found {type(config).__name__}")
     return config

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_json, read_regular, why
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -278,10 +278,8 @@ def _check_format(folder: Path) -> None:
         )
     if not path.is_file():
         return
-    try:
-        said = json.loads(read_regular(path))["sharded_backend"]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise EngineError(f"{path}: cannot be read: {why(error)}") from error
+    content = read_json(path, EngineError)
+    said = content.get("sharded_backend") if isinstance(content, dict) else None
     if said != "torch_dist":
         raise EngineError(f"{path}: expected the format torch_dist, found {said!r}; save it as torch_dist")
 

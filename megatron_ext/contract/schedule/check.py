@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Iterable, List, Sequence
 
 from megatron_ext.contract.errors import EngineError
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_json
 from megatron_ext.contract.schedule.iteration import VERSION, exists, replicated, schedule
 from megatron_ext.contract.schedule.replay import check_runs, named, rank_named
 from megatron_ext.contract.schedule.schedules import Action, Actions, Kind
@@ -33,10 +32,7 @@ def read(path: Path, stages: int, chunks: int, micro_batches: int) -> List[Actio
     Raises:
         EngineError: the file is not a schedule, is one for other sizes, or does not run to its end.
     """
-    try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:  # the last one of lists within lists
-        raise EngineError(f"{path}: cannot be read as a schedule: {why(error)}") from error
+    content = read_json(path, EngineError, "cannot be read as a schedule")
     try:
         return parsed(content, stages, chunks, micro_batches)
     except EngineError as error:

@@ -6,14 +6,13 @@ At PREFIX: for each split `PREFIX-train.images.npy` (uint8 [images, height, widt
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Union
 
 import numpy as np
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.files import read_regular, why
+from megatron_ext.contract.files import read_json, why
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.contract.plan_parts import Augment
 from megatron_ext.data.samples import Orders, Samples, Split
@@ -22,7 +21,8 @@ from megatron_ext.data.vision import augment
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-KIND, VERSION = "images", 1
+VERSION = 1
+"""The version of the manifests of images and videos."""
 REMEDY = "make the data again with 'tdpp data images'"
 ORDER = 0x0DE2
 """Sets the random numbers of the order apart from those of the same seed elsewhere."""
@@ -49,17 +49,18 @@ class Images(NamedTuple):
     labels: NDArray[np.int64]
 
 
+def manifest_content(path: Path, kind: str) -> Dict[str, Any]:
+    """What the manifest of data of this kind says. Raises DataError: it cannot be read, or is none."""
+    content = read_json(path, DataError, way_out=f"data.prefix must name data made by 'tdpp data {kind}'")
+    if not isinstance(content, dict) or (content.get("kind"), content.get("version")) != (kind, VERSION):
+        raise DataError(f"{path}: is not a manifest of {kind}, version {VERSION}; make them with 'tdpp data {kind}'")
+    return content
+
+
 def read_manifest(prefix: Union[str, Path]) -> Manifest:
     """Raises DataError for a file that is missing or describes no images."""
     path = Path(f"{prefix}.json")
-    try:
-        content = json.loads(read_regular(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path}: cannot be read: {why(error)}; data.prefix must name data made by 'tdpp data images'"
-        ) from error
-    if not isinstance(content, dict) or (content.get("kind"), content.get("version")) != (KIND, VERSION):
-        raise DataError(f"{path}: is not a manifest of images, version {VERSION}; make them with 'tdpp data images'")
+    content = manifest_content(path, "images")
     try:
         height, width, channels = (content[key] for key in ("height", "width", "channels"))
         mean, std = (np.array(content[key], dtype=np.float32) for key in ("mean", "std"))

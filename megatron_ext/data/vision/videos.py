@@ -7,7 +7,6 @@ At PREFIX for each split: `-train.frames.npy` (fp32 [frames, features]) has the 
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Union
@@ -15,17 +14,15 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Union
 import numpy as np
 
 from megatron_ext.contract.errors import DataError
-from megatron_ext.contract.files import read_regular, why
 from megatron_ext.contract.models.model import ModelConfig
 from megatron_ext.data.indexed_dataset import IndexedDataset
 from megatron_ext.data.pairs import BEGIN, END, padded
 from megatron_ext.data.samples import Orders, Samples, Split, check_token_ids
-from megatron_ext.data.vision.images import opened_array
+from megatron_ext.data.vision.images import manifest_content, opened_array
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-KIND, VERSION = "videos", 1
 REMEDY = "make the data again with 'tdpp data videos'"
 ORDER = 0x51D0
 """Sets the random numbers of the order apart from those of the same seed elsewhere."""
@@ -56,15 +53,9 @@ def open_videos(prefix: Union[str, Path], split: str) -> Videos:
         DataError: it is missing, damaged, or its files do not belong together.
     """
     path = Path(f"{prefix}.json")
-    try:
-        content = json.loads(read_regular(path))
-        features = int(content["features"]) if (content["kind"], content["version"]) == (KIND, VERSION) else 0
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise DataError(
-            f"{path}: cannot be read: {why(error)}; data.prefix must name data made by 'tdpp data videos'"
-        ) from error
-    if features < 1:
-        raise DataError(f"{path}: is not a manifest of videos, version {VERSION}; {REMEDY}")
+    features = manifest_content(path, "videos").get("features")
+    if type(features) is not int or features < 1:
+        raise DataError(f"{path}: is damaged: features must be 1 or more; {REMEDY}")
     frames, lengths, videos = (opened_array(prefix, split, what, REMEDY) for what in ("frames", "lengths", "videos"))
     captions = IndexedDataset(f"{prefix}-{split}.captions")
     starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
