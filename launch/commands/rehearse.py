@@ -19,6 +19,7 @@ from conf.reading.values import NoValue, Reader, name_of, parse_key_values, path
 from conf.reading.words import refuse_options
 from conf.schema.adapt import Rule
 from conf.schema.experiment import Experiment
+from conf.visible import size_text
 from fasop.errors import SearchError
 from launch.commands.launching.preflight import preflight, with_length
 from launch.commands.launching.resolve_auto import resolve_auto
@@ -230,9 +231,9 @@ def _require_memory(small: Sequence[Experiment]) -> None:
     if not largest:
         return
     has = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    message = f"weights, their versions, gradients and the optimizer's state take at most {_size(largest)}"
+    message = f"weights, their versions, gradients and the optimizer's state take at most {size_text(largest)}"
     if largest > has:
-        raise LaunchError(f"{message}, but this machine has {_size(has)}; choose a smaller model (small.model=…)")
+        raise LaunchError(f"{message}, but this machine has {size_text(has)}; choose a smaller model (small.model=…)")
     remark(message)
 
 
@@ -249,8 +250,4 @@ def _weight_bytes(small: Experiment) -> int:
 
 def _peak() -> str:
     unit = 1 if sys.platform == "darwin" else 1024
-    return f"peak memory {_size(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}, in one process"
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    return f"peak memory {size_text(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}, in one process"

@@ -10,7 +10,7 @@ from typing import Any
 
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
-from conf.visible import plural, span
+from conf.visible import plural, size_text, span
 from fasop.costs.profiles.doubts import SMALL
 from fasop.costs.profiles.profile import Cost, LayerProfile, ModelCosts
 from launch.control.follow import stopped_if_interrupted
@@ -185,4 +185,4 @@ def _passes(cost: Cost | None) -> str:
 
 
 def _kept(cost: Cost | None) -> str:
-    return "-" if cost is None or cost.activation_bytes is None else f"{cost.activation_bytes / 2**20:.3g} MiB"
+    return "-" if cost is None or cost.activation_bytes is None else size_text(cost.activation_bytes)

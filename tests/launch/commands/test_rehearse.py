@@ -244,5 +244,5 @@ def test_more_than_the_machines_memory_is_refused(
 ) -> None:
     monkeypatch.setattr(rehearse.os, "sysconf", lambda _: 300)
     shown = said(capsys, *words, code=1)
-    assert "but this machine has 0.1 MiB" in shown
+    assert "but this machine has 87.9 KiB" in shown
     assert "small.model=" in shown
