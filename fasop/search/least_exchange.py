@@ -126,7 +126,8 @@ class LinkBounds:
         if gpus[0] % width and width % gpus[0]:  # stages lie on parts of nodes, whose links they share with few others
             hops, around, queue = self._between_nodes(one, some, kinds)
             hops, around = max(hops, passing[:-1].min(axis=1).sum()), max(around, passing[-1].min())
-            return OnLinks(hops, around, queue, first + alone.embedding.min())
+            embedding = self._embedding_of_parts(one, some, nodes, gpus[0], alone)
+            return OnLinks(hops, around, queue, first + embedding)
         ends = sorted(zip(alone.embedding.tolist(), nodes, strict=True))
         first_and_last, fast = 2 * max(width, gpus[0]), 0
         embedding = ends[0][0]
@@ -139,6 +140,31 @@ class LinkBounds:
         occupied = np.minimum(busy, passing)[last_of_node : -1 : last_of_node + 1]
         queue = float(occupied.min(axis=0).max()) if len(occupied) else 0.0  # every node sends to another one
         return OnLinks(_through(passing, width, gpus[0], nodes), passing[-1].min(), queue, first + embedding)
+
+    def _embedding_of_parts(
+        self, one: Training, some: Sequence[int], nodes: Sequence[int], gpus: int, alone: Alone
+    ) -> float:
+        """The embedding's part of `ending` where stages lie on parts of nodes.
+
+        The first stage and the last one each have as many whole nodes, and some GPUs of another, which two stages
+        share. The sum is done when the slowest node is; those in part, whose GPUs share their link with fewer, take
+        less.
+        """
+        p, found = one.parallel, float(alone.embedding.min())
+        if found == 0 or has_pairs(self._kinds):
+            return found
+        whole, left = divmod(p.tensor_size * p.data, gpus)
+        of_whole = of_part = self._of_one_kind(one, sum(nodes), gpus).of(some).embedding
+        if p.pipeline == 2:
+            return float(of_whole.max())
+        if whole:
+            apart = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size).of(some).embedding
+            of_part = apart + (of_whole - apart) * (left - p.tensor_size) / (gpus - p.tensor_size)
+        for needed, seconds in ((2 * whole, of_whole), (2 * whole + 2, of_part)):
+            fastest = np.argsort(seconds, kind="stable")
+            enough = np.searchsorted(np.cumsum(np.array(nodes)[fastest]), needed)
+            found = max(found, float(seconds[fastest[enough]])) if needed else found
+        return found
 
     def _hops_of_one_kind(self, one: Training, nodes: int, gpus: int) -> tuple[Floats, Floats]:
         """How long the shortest messages take, as `exchanged_on` has it, and occupy their links: [stages, kinds]."""

@@ -171,6 +171,25 @@ def test_no_plan_beats_the_bound_where_stages_share_nodes_of_several_kinds() -> 
     assert tried > 2
 
 
+@pytest.mark.parametrize("counts", [(4, 1), (3, 3), (1, 5)], ids=str)
+def test_the_embedding_is_summed_as_slowly_as_where_too_few_nodes_have_quick_links(counts: tuple[int, int]) -> None:
+    """Where stages lie on parts of nodes, both ends need nodes as a whole, whose GPUs all share their link, and parts
+    of others."""
+    groups = [f"cluster.groups.{name}.count={count}" for name, count in zip(("a100", "a10"), counts, strict=True)]
+    inputs = read(["cluster=a100x8_a10x8", "model=small", "parallel.global_batch_size=60", *groups])
+    orders = np.array(sorted({*permutations(np.repeat([0, 1], counts).tolist())}))
+    tried = 0
+    for one in sizes(inputs.training, inputs.kinds, inputs.choices):
+        width = one.parallel.tensor_size * one.parallel.data
+        if one.parallel.micro_batch_size > 1 or 8 % width == 0 or width % 8 == 0:
+            continue
+        lines = pipelines(one, inputs.kinds, orders)
+        least = (lines.optimizer.fixed[0] + lines.least_exposed[0] + lines.embedding).min()
+        assert 0.9 * least < LowerBounds(inputs.kinds).ending(one, inputs.kinds) <= least * (1 + 1e-9)
+        tried += 1
+    assert tried > 4
+
+
 @pytest.mark.parametrize("uneven", [False, True], ids=["equal", "uneven"])
 def test_no_plan_beats_the_bound_where_replicas_share_nodes(uneven: bool) -> None:
     """Three nodes of one to three kinds, whose GPUs stages and rings share, with links that are quicker either within
