@@ -44,10 +44,7 @@ def keeping(run: RunDir, plan: Plan, node: str, submission: int, environment: Ma
     """Has such a process run meanwhile, where the plan wants one; it dies with this one.
 
     One that was killed, as where memory runs out, is started again with nothing in it; one that ends by itself has said
-    why it cannot run.
-
-    Args:
-        environment: of the ranks, which may say by which interface nodes reach each other.
+    why it cannot run. `environment` is that of the ranks, which may say by which interface nodes reach each other.
     """
     if plan.train.save_memory is None:
         yield

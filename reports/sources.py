@@ -56,10 +56,7 @@ class Source:
 
     @classmethod
     def find(cls, runs: Path, wanted: str | None, sizes: Sizes) -> Source:
-        """A log, if there is one of that name, or a run.
-
-        Args:
-            sizes: of a log.
+        """A log of these `sizes`, if there is one of that name, or a run.
 
         Raises:
             RunFolderError: no run has that name.

@@ -24,10 +24,7 @@ MOST_DEEP = 50
 
 
 def opened(path: Path, most: int | None = None) -> BinaryIO:
-    """The file, open for reading.
-
-    Args:
-        most: bytes; a larger one is refused.
+    """The file of at most so many bytes, open for reading.
 
     Raises:
         FileNotFoundError: it is not there.

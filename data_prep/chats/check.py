@@ -78,11 +78,7 @@ def samples_of_documents(experiment: Experiment, split: str) -> int | None:
 
 
 def check_in_full(prefix: Path, vocab_size: int | None) -> kinds.ChatsManifest:
-    """Checks hashes, token ids and the mask.
-
-    Args:
-        prefix: of the data.
-        vocab_size: ids must be below it; None takes the manifest's.
+    """Checks hashes, token ids and the mask. Ids must be below `vocab_size`, or that of the manifest.
 
     Raises:
         DataPrepError: they cannot be used.

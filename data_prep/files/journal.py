@@ -93,10 +93,7 @@ def publish(folder: Path, prefix: Path, files: Mapping[str, str], manifest: str,
     An older manifest goes away first, so that it never lies beside new data.
 
     Args:
-        folder: the work folder.
-        prefix: of the data.
         files: names in the folder by suffix; all are on the disk.
-        manifest: its text.
         older: files of older data that must not lie beside new ones; they go away after the older manifest.
     """
     described, new = data_file(prefix, ".json"), folder / "manifest.json"

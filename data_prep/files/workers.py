@@ -27,10 +27,8 @@ def in_order(function: Callable[[T], R], items: Iterable[T], workers: int) -> Ge
     """`function` of each item, with at most `AHEAD` items a worker in memory.
 
     Where reading the items fails, the results of those before come first, so that what is reported does not depend on
-    the number of workers. With one worker all is done in this process. Closing it ends the workers.
-
-    Args:
-        function: can be pickled.
+    the number of workers. With one worker all is done in this process; for others `function` is pickled. Closing it
+    ends the workers.
 
     Raises:
         DataPrepError: a worker was killed. What `function` and `items` raise is passed on.

@@ -60,11 +60,6 @@ def splits_of(items: Sequence[Item], weights: Sequence[float], seed: int) -> lis
 
     Which ones are held out follows from seed and names alone. A class has at least one image in each split if it has
     as many images as there are splits. Splits that the source has are as they are, and are given no others.
-
-    Args:
-        items: all images.
-        weights: of training, validation and test.
-        seed: other seeds hold out other images.
     """
     there = {item.split for item in items if item.split and item.split != "train"}
     shares = {split: weight for split, weight in zip(SPLITS, weights, strict=True) if weight and split not in there}

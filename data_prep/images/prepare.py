@@ -61,11 +61,6 @@ def prepare(request: ImagesRequest, prefix: Path, recipe: dict[str, Any]) -> Ima
 
     What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
 
-    Args:
-        request: what to prepare.
-        prefix: the data's path without endings.
-        recipe: of the request.
-
     Raises:
         DataPrepError: an image cannot be used, or the files cannot be written.
     """

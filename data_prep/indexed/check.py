@@ -214,9 +214,7 @@ def highest_id(data: IndexedDataset) -> int:
 def check(prefix: Path, vocab_size: int | None = None) -> IndexedDataset:
     """Checks indexed data in full: index, sizes, token ids, and the hashes of the manifest, where there is one.
 
-    Args:
-        prefix: of the data.
-        vocab_size: ids must be below it; None takes the manifest's.
+    Ids must be below `vocab_size`, or that of the manifest.
 
     Raises:
         DataPrepError: they cannot be used.

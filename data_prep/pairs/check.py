@@ -58,9 +58,7 @@ def check_pairs(model: Model, prefix: Path) -> list[str]:
 def check_in_full(prefix: Path, vocab_size: int | None) -> PairsManifest:
     """Checks hashes, token ids, and that sentence lies beside sentence; warns on stderr of many unknown tokens.
 
-    Args:
-        prefix: of the data.
-        vocab_size: ids must be below it; None takes the manifest's.
+    Ids must be below `vocab_size`, or that of the manifest.
 
     Raises:
         DataPrepError: they cannot be used.

@@ -63,16 +63,8 @@ class TabSeparated:
 
 
 def side_by_side(one: Path, other: Path, rule: str) -> Iterator[tuple[str, str]]:
-    """Line k of two files.
-
-    Args:
-        one: a file.
-        other: another one.
-        rule: what line k of one is.
-
-    Raises:
-        DataPrepError: they have not equally many lines, or as `lines` does.
-    """
+    """Line k of two files; `rule` says what line k of one is. Raises DataPrepError: they have not equally many lines,
+    or as `lines` does."""
     counts = [0, 0]
     for first, second in zip_longest(lines(one), lines(other)):
         counts[0] += first is not None

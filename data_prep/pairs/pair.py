@@ -77,12 +77,8 @@ LEAST_RUNS = 100
 
 
 def groups(pairs: Iterable[Pair], without_page: int) -> Iterator[str]:
-    """What each pair is split with, if it is to be split: its page, or a run of pairs.
-
-    Args:
-        pairs: all, in their order.
-        without_page: how many of those that are to be split have no page.
-    """
+    """What each of all pairs is split with, if it is to be split: its page, or a run of pairs. `without_page`: how many
+    of those that are to be split have no page."""
     size = max(1, min(LONGEST_RUN, without_page // LEAST_RUNS))
     number = 0
     for pair in pairs:
@@ -103,8 +99,6 @@ def splits_of(sizes: Mapping[str, int], weights: Sequence[float], seed: int, nam
 
     Args:
         sizes: pairs by group.
-        weights: of training, validation and test.
-        seed: other seeds hold out other groups.
         named: the splits that have files of their own.
 
     Raises:

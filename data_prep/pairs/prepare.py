@@ -55,11 +55,6 @@ def prepare(request: PairsRequest, prefix: Path, recipe: dict[str, Any]) -> Pair
 
     What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
 
-    Args:
-        request: what to prepare.
-        prefix: the data's path without endings.
-        recipe: of the request.
-
     Raises:
         DataPrepError: the pairs cannot be read, none are left, or the files cannot be written.
     """

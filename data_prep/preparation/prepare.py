@@ -75,11 +75,6 @@ def prepare(request: Request, prefix: Path, recipe: dict[str, Any] | None = None
 
     What an earlier call left unfinished is gone on with. The bytes do not depend on `request.workers`.
 
-    Args:
-        request: what to prepare.
-        prefix: the data's path without endings.
-        recipe: of the request, where it is known.
-
     Raises:
         DataPrepError: the text cannot be read, there is none, or the files cannot be written.
     """

@@ -185,10 +185,7 @@ def iterations(
     schedule: Schedule, micro_batches: int, lines: Moved, moves: Sequence[NDArray[np.int64]], limit: Floats
 ) -> Floats:
     """[moves]: seconds of iterations, by the compiled loops if these `can_move`. What is not below its `limit` may come
-    out too low, but not below the limit.
-
-    Args:
-        moves: of which pipeline a layer goes from which part to which part.
+    out too low, but not below the limit. `moves` say of which pipeline a layer goes from which part to which part.
     """
     times, owner = lines.times, moves[0]
     now, least = (

@@ -198,22 +198,14 @@ def _yaml(key: str, value: str) -> str:
 
 def launch_words(overrides: Sequence[str], plans: Sequence[Plan], length: Mapping[str, str]) -> list[list[str]]:
     """For each plan the words by which `tdpp launch` trains with it: those of a search, with the plan's values.
-
-    Args:
-        overrides: of the search.
-        length: the key and value of the training's length, where the search alone was told it.
-    """
+    `length` is the key and value of the training's length, where the search alone was told it."""
     _, others = split(overrides)
     configured = {str(key): value for key, value in compose_unchecked(others).parallel.items()}
     return [with_values(others, {**launched_with(plan, configured), **length}) for plan in plans]
 
 
 def launched_with(plan: Plan, configured: Mapping[str, object]) -> dict[str, str]:
-    """The overrides that make a configuration launch this plan.
-
-    Args:
-        configured: the configuration's own `parallel`; what of its options the plan has, too, is left out.
-    """
+    """The overrides that make a configuration launch this plan, without what its own `parallel` has, too."""
     counts = {key: str(getattr(plan.parallel, key)) for key in _COUNTS}
     return {
         f"parallel.{key}": value

@@ -27,14 +27,9 @@ RUN_MIN = 2
 
 
 def on_slurm(wait_s: int, charged: Mapping[str, str]) -> Found:
-    """The nodes that sinfo shows. One of each group is asked what it has, if it is free within `wait_s`.
-
-    Args:
-        charged: `account` and `qos` of all jobs, where they are given.
-
-    Raises:
-        LaunchError: Slurm does not answer, or has no node that takes the user's jobs.
-    """
+    """The nodes that sinfo shows. One of each group is asked what it has, if it is free within `wait_s`; `charged` are
+    `account` and `qos` of all jobs, where they are given. Raises LaunchError: Slurm does not answer, or has no node for
+    the user's jobs."""
     groups = slurm_nodes.groups(slurm_nodes.parse(slurm_commands.nodes()))
     there = [group for group in groups if group.nodes]
     gone = [f"{group.name}: {_why_not(group)}" for group in groups if not group.nodes]

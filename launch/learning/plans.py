@@ -44,13 +44,8 @@ class Compared:
 
 def compared(words: Sequence[str], composed: Callable[[Sequence[str]], Experiment]) -> list[Compared]:
     """The plans of a command line, each once: all combinations of what it gives several values for, as in a sweep.
-
-    Args:
-        composed: the experiment that a launch with such words would start.
-
-    Raises:
-        TdppError: one cannot be composed, or not be rehearsed.
-    """
+    `composed` gives the experiment that a launch with such words would start. Raises TdppError: one cannot be composed,
+    or not be rehearsed."""
     folders, others = config_dirs(words)
     dirs = [f"--config-dir={folder}" for folder in folders]
     small = [word.removeprefix(SMALL) for word in others if word.startswith(SMALL)]

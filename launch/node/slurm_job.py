@@ -189,10 +189,8 @@ class SlurmJob:
     def give_back(self, taking: Collection[str]) -> None:
         """Gives back the nodes of this job whose agents have ended well; to be called often.
 
-        Slurm takes none back of a job once it has noticed that the node where the job's script ran is lost.
-
-        Args:
-            taking: names of the nodes that take part, as this one does. The first of them in this job speaks.
+        Slurm takes none back of a job once it has noticed that the node where the job's script ran is lost. `taking`:
+        names of the nodes that take part, as this one does. The first of them in this job speaks.
         """
         if time.monotonic() - self._counted < ASK_S or any(name in taking for name in self._before):
             return

@@ -273,11 +273,8 @@ OPTIONS = left_out(TrainConfig)
 
 
 def broken_by_training(get: Get) -> Iterator[str]:
-    """Every rule that keys of `train` break together, as a message; each key alone is known to be right.
-
-    Args:
-        get: the value of a key of `train`, or what it is to be where there is none.
-    """
+    """Every rule that keys of `train` break together, as a message; each key alone is known to be right. `get` gives
+    the value of a key, or what it is to be where there is none."""
     epochs, samples = get("epochs", None), get("samples", None)
     if epochs is not None and samples is not None and samples % epochs:
         yield f"train.samples={samples} must be a multiple of train.epochs={epochs}"

@@ -140,13 +140,8 @@ class Groups:
 def of_islands(
     layout: Layout, ties: Sequence[Sequence[Tied]], held: Iterable[Tuple[int, ...]], timeout: timedelta
 ) -> Groups:
-    """Makes all groups of islands with plans of their own; every rank must call it.
-
-    Args:
-        layout: that of the run.
-        ties: of each island.
-        held: for every block, the stage of each island that holds it.
-    """
+    """Makes all groups of islands with plans of their own; every rank must call it. `ties` are those of each island,
+    `held` says for every block which stage of each island holds it."""
     rank, own = dist.get_rank(), Groups()
     for part, tied in zip(layout.parts, ties):
         made = Groups.make(part, 1, tied, timeout)

@@ -243,11 +243,8 @@ def statistics(timeline: Timeline, ranks: Sequence[Place], record: Record | None
 
 
 def _blank_ns(events: pd.DataFrame, begins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(events,) how long, before each, its rank had no event.
-
-    Args:
-        begins: (events,) when the first rank began its iteration; what lies before is none of it.
-    """
+    """(events,) how long, before each, its rank had no event. `begins` (events,): when the first rank began its
+    iteration; what lies before is none of it."""
     rank, since = events["rank"].to_numpy(), begins.copy()
     follows = np.flatnonzero(np.diff(rank) == 0) + 1
     since[follows] = np.maximum(begins[follows], events.groupby("rank")["end_ns"].cummax().to_numpy()[follows - 1])

@@ -27,13 +27,8 @@ def static(name: str) -> str:
 
 
 def page(title: str, body: str, scripts: Sequence[str] = ()) -> str:
-    """A whole page from ready HTML and scripts.
-
-    Args:
-        title: plain text.
-        body: HTML.
-        scripts: JavaScript, run in this order. They lie in the page compressed, a third of their size.
-    """
+    """A whole page from a title of plain text, ready HTML and scripts, which run in this order. They lie in the page
+    compressed, a third of their size."""
     if 'class="copy"' in body:
         scripts = [*scripts, static("copy.js")]
     code = "".join(f'<script type="text/plain" class="packed">{_packed(script)}</script>\n' for script in scripts)

@@ -89,15 +89,9 @@ def skip_unreadable(make: Callable[[Given], Made], given: Sequence[Given], print
 
 
 def compared(runs: Sequence[Written], output: Path | None, refresh_s: int | None = None) -> list[Path]:
-    """Writes the comparison, if there are several to compare; returns where.
-
-    Args:
-        output: where to; None for the deepest folder that all the runs lie in.
-        refresh_s: after how many seconds the page loads itself anew.
-
-    Raises:
-        ReportError: it cannot be written there.
-    """
+    """Writes the comparison into `output`, or the deepest folder that all the runs lie in, if there are several to
+    compare; returns where. After `refresh_s` seconds the page loads itself anew. Raises ReportError: it cannot be
+    written there."""
     if len(runs) == 1:
         return []
     folder = output or Path(os.path.commonpath([one.pages[0].absolute().parents[1] for one in runs]))

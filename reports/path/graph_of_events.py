@@ -64,9 +64,7 @@ def pieces(begin: int, spans: Sequence[Span]) -> list[Piece]:
 
     What lies inside an event takes its time from it; one that goes on when another begins, and ends before that, ends
     there. An event without any length is a piece without any length.
-
-    Args:
-        spans: by start; of those that start together, the longest first.
+    `spans` come by start; of those that start together, the longest first.
     """
     found: list[Piece] = []
     around: list[Span] = []
@@ -203,9 +201,7 @@ def _of_earlier(near: pd.DataFrame, pairs: Sequence[tuple[Integers, Integers]], 
 
     Where a channel's first receives take what was sent before, as many of its last sends are taken later. Each of them
     is the like, one iteration later, of one of the former.
-
-    Args:
-        near: the events of this and neighbouring iterations.
+    `near` are the events of this and neighbouring iterations.
     """
     here = near["iteration"].to_numpy() == iteration
     number = np.where(here, np.cumsum(here) - 1, -1).tolist()

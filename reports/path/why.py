@@ -135,14 +135,8 @@ def explain(
     gpus: GpuReport | None = None,
     allowed: Allowed | None = None,
 ) -> Why | Unexplained | None:
-    """Explains a run that has a steady iteration of some length; None without one.
-
-    Args:
-        searched: what a search found for its GPUs, if there was one.
-        expected: what is predicted of its stages.
-        gpus: readings of its GPUs.
-        allowed: what its messages and collectives may take.
-    """
+    """Explains a run that has a steady iteration of some length; None without one. `searched`: what a search found for
+    its GPUs; `expected`: what is predicted of its stages; `allowed`: what its messages and collectives may take."""
     recorded_ms = figures.usual_period_ms
     if not recorded_ms:
         return None

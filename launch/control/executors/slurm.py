@@ -69,8 +69,6 @@ def submission_of(
     """What the jobs of a run have in common.
 
     Args:
-        experiment: the run's.
-        run: its folder.
         token: what tells it from all others.
         resumable: whether it saves what a later start goes on from.
         behind: ids of jobs that must have ended before it starts.

@@ -108,7 +108,6 @@ def chosen(plan: Plan, available: Collection[int], logged: Sequence[Logged]) -> 
     against them.
 
     Args:
-        plan: the present one.
         available: node ranks of those that take part or wait.
         logged: lines of the log, one at least.
     """

@@ -142,10 +142,8 @@ class Claim:
         self._number = 0
 
     def take(self, *, at_once: bool) -> None:
-        """Claims the node, once the agent that had it before is known to be silent.
-
-        Args:
-            at_once: does not wait for that: Slurm has started the node's own job again.
+        """Claims the node, once the agent that had it before is known to be silent; `at_once` where Slurm has started
+        the node's own job again.
 
         Raises:
             Replaced: that agent gives signs of life, or yet another one was faster.

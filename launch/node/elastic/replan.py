@@ -113,9 +113,7 @@ def with_measured(plan: Plan, lines: Iterable[Mapping[str, Any]]) -> Plan:
 
     Those that have measured nothing are as much faster or slower than predicted as others of their group are, or else
     as all are.
-
-    Args:
-        lines: decisions of the plan's own start, in their order.
+    `lines` are decisions of the plan's own start, in their order.
     """
     elastic, adapt = plan.elastic, plan.adapt
     assert elastic is not None

@@ -13,11 +13,8 @@ from megatron_ext.contract.train_config import broken_by_training
 
 
 def broken_by_model(get: Get, family: Family) -> Iterator[str]:
-    """Every rule that a model of this family breaks, as a message; each key alone is known to be right.
-
-    Args:
-        get: the value of a key of `model`, or what it is to be where there is none.
-    """
+    """Every rule that a model of this family breaks, as a message; each key alone is known to be right. `get` gives the
+    value of a key of `model`, or what it is to be where there is none."""
     yield from _broken_options(get, family)
     if family.user_code:
         return
