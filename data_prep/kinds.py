@@ -79,11 +79,8 @@ def read_described(prefix: Path, manifest: type[T], known: int = VERSION) -> T:
 
 
 def read_unchanged(prefix: Path, manifest: type[M]) -> M:
-    """The manifest of chats, pairs, images or videos whose files are those that it describes.
-
-    Raises:
-        DataPrepError: they are not, or as `read_described`.
-    """
+    """The manifest of chats, pairs, images or videos whose files are those that it describes. Raises DataPrepError:
+    they are not, or as `read_described`."""
     found = read_described(prefix, manifest)
     require_unchanged(found.sha256, prefix)
     return found

@@ -68,11 +68,8 @@ class Request(ABC):
 
     @abstractmethod
     def recipe(self) -> dict[str, Any]:
-        """All that the data follow from. Reads the whole corpus, with progress on stderr.
-
-        Raises:
-            DataPrepError: a file cannot be read.
-        """
+        """All that the data follow from. Reads the whole corpus, with progress on stderr. Raises DataPrepError: a file
+        cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +144,8 @@ def make_unless_there(
 
 @contextmanager
 def making(prefix: Path, recipe: dict[str, Any]) -> Iterator[Journal]:
-    """The journal of data in the making, whose steps go on where an earlier call was interrupted.
-
-    Raises:
-        DataPrepError: as `work_folder`.
-    """
+    """The journal of data in the making, whose steps go on where an earlier call was interrupted. Raises DataPrepError:
+    as `work_folder`."""
     try:
         with work_folder(prefix, recipe) as folder:
             yield Journal(folder)

@@ -19,11 +19,8 @@ from megatron_ext.data.vision.videos import fitting, open_videos
 
 
 def check_for_training(experiment: Experiment) -> list[str]:
-    """Checks that the data can feed this experiment; returns what is odd about that, in words.
-
-    Raises:
-        DataPrepError: the data are of another kind, missing, damaged, or nothing that the model can learn from.
-    """
+    """Checks that the data can feed this experiment; returns what is odd about that, in words. Raises DataPrepError:
+    the data are of another kind, missing, damaged, or nothing that the model can learn from."""
     family, data = str(experiment.model.family), experiment.data
     for number, corpus in enumerate(data.corpora()):
         require_kind(Path(corpus.prefix), family, f"data.blend[{number - 1}].prefix" if number else "data.prefix")
@@ -45,11 +42,8 @@ def check_for_training(experiment: Experiment) -> list[str]:
 
 
 def samples_in_split(experiment: Experiment, split: str) -> int | None:
-    """How many samples a split of the data has before any of them comes again; None where no number says that.
-
-    Raises:
-        DataPrepError: the split cannot be used, or has no sample.
-    """
+    """How many samples a split of the data has before any of them comes again; None where no number says that. Raises
+    DataPrepError: the split cannot be used, or has no sample."""
     kind, model, prefix = kind_for(str(experiment.model.family)), experiment.model, Path(experiment.data.prefix)
     if kind == TEXT and experiment.data.documents() is not None:
         return samples_of_documents(experiment, split)

@@ -24,11 +24,7 @@ from megatron_ext.contract.run_files import WEIGHTS
 
 def export(checkpoint: Checkpoint, out: Path, kind: str = WEIGHTS) -> None:
     """Writes the weights of this kind to `out`: a file if its name ends with .safetensors, else a folder with
-    config.json too.
-
-    Raises:
-        EngineError: the checkpoint is damaged, or `out` cannot be written.
-    """
+    config.json too. Raises EngineError: the checkpoint is damaged, or `out` cannot be written."""
     hf_weights.save(out, checkpoint.meta.config(), lambda part: weights_of(checkpoint, part, kind))
 
 

@@ -19,11 +19,8 @@ WORDS = ("top", "profile", "leave_out", "by_stage", "prove", "overrides")
 
 
 def compose(overrides: Sequence[str] = ()) -> Experiment:
-    """The checked configuration that `tdpp launch <overrides>` runs.
-
-    Raises:
-        TdppError: a word cannot be read, or a rule is broken; with the message of the command line.
-    """
+    """The checked configuration that `tdpp launch <overrides>` runs. Raises TdppError: a word cannot be read, or a rule
+    is broken; with the message of the command line."""
     words = checked(overrides)
     with origins_named(words):
         return composed.compose(words)

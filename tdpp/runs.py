@@ -60,21 +60,15 @@ class Run(notebook.Run):
         return Run(self._run)
 
     def wait(self, timeout_s: float | None = None) -> Run:
-        """Waits until the run is over, and loads it. An interrupt of the notebook ends the waiting, not the run.
-
-        Raises:
-            TimeoutError: it is not over after `timeout_s` seconds.
-        """
+        """Waits until the run is over, and loads it. An interrupt of the notebook ends the waiting, not the run. Raises
+        TimeoutError: it is not over after `timeout_s` seconds."""
         if not follow.wait(self._run, timeout_s):
             raise TimeoutError(f"{self.name} is not over after {timeout_s:g} s: {self.verdict.reason}")
         return self.reload()
 
     def stop(self) -> Run:
-        """Ends all that belongs to the run, as `tdpp stop`, and loads it.
-
-        Raises:
-            TdppError: it is another user's, or something of it cannot be ended.
-        """
+        """Ends all that belongs to the run, as `tdpp stop`, and loads it. Raises TdppError: it is another user's, or
+        something of it cannot be ended."""
         if not control.is_over(self._run):
             control.stop(self._run)
         notify_end_if_possible(self._run)
@@ -82,11 +76,8 @@ class Run(notebook.Run):
 
 
 def load(run: str | Path | None = None, runs_dir: str | Path | None = None) -> Run:
-    """A run, by whatever names one on the command line: its folder, a name, a job's id; None is the latest.
-
-    Raises:
-        TdppError: there is no such run, or it cannot be read.
-    """
+    """A run, by whatever names one on the command line: its folder, a name, a job's id; None is the latest. Raises
+    TdppError: there is no such run, or it cannot be read."""
     folder = usual_runs_dir() if runs_dir is None else Path(runs_dir)
     return Run(RunDir.find(folder, None if run is None else str(run)))
 

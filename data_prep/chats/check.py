@@ -23,11 +23,8 @@ ANSWER = "▌"
 
 
 def check_documents(experiment: Experiment) -> list[str]:
-    """Checks that documents can feed this experiment; returns what is odd about that, in words.
-
-    Raises:
-        DataPrepError: the files are missing, damaged, of another vocabulary, or none has a place in a sample.
-    """
+    """Checks that documents can feed this experiment; returns what is odd about that, in words. Raises DataPrepError:
+    the files are missing, damaged, of another vocabulary, or none has a place in a sample."""
     if experiment.engine.kind is not EngineKind.tdpp:
         raise DataPrepError(
             f"data.prefix={experiment.data.prefix} holds chats, which engine.kind={experiment.engine.kind} cannot "
@@ -64,11 +61,8 @@ def _doubts(found: Documents, given: str, length: int) -> list[str]:
 
 
 def samples_of_documents(experiment: Experiment, split: str) -> int | None:
-    """How many samples a split has before any of its documents comes again; None: corpora of a blend end apart.
-
-    Raises:
-        DataPrepError: the split cannot be used.
-    """
+    """How many samples a split has before any of its documents comes again; None: corpora of a blend end apart. Raises
+    DataPrepError: the split cannot be used."""
     data, length = experiment.data, experiment.model.sequence_length
     if data.blend:
         return None
@@ -78,11 +72,8 @@ def samples_of_documents(experiment: Experiment, split: str) -> int | None:
 
 
 def check_in_full(prefix: Path, vocab_size: int | None) -> kinds.ChatsManifest:
-    """Checks hashes, token ids and the mask. Ids must be below `vocab_size`, or that of the manifest.
-
-    Raises:
-        DataPrepError: they cannot be used.
-    """
+    """Checks hashes, token ids and the mask. Ids must be below `vocab_size`, or that of the manifest. Raises
+    DataPrepError: they cannot be used."""
     manifest = kinds.read_unchanged(prefix, kinds.ChatsManifest)
     data = check.open_checked(prefix)
     check.check_ids(data, vocab_size or manifest.vocab_size)
@@ -112,11 +103,8 @@ def described(prefix: Path) -> dict[str, str]:
 
 
 def document_text(prefix: Path, number: int) -> str:
-    """A conversation as the model reads it, with `ANSWER` around what it learns.
-
-    Raises:
-        DataPrepError: there is none of this number.
-    """
+    """A conversation as the model reads it, with `ANSWER` around what it learns. Raises DataPrepError: there is none of
+    this number."""
     data, tokenizer = IndexedDataset(prefix), tokenizer_of(prefix)
     kinds.require_training_document(prefix, CHATS, number, len(data))
     tokens = np.asarray(data[number])

@@ -103,11 +103,8 @@ def _is_answer(message: Mapping[str, Any]) -> bool:
 
 
 def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """With the role and the text under the names that templates use.
-
-    Raises:
-        BadDocument: one is missing, or is not text.
-    """
+    """With the role and the text under the names that templates use. Raises BadDocument: one is missing, or is not
+    text."""
     role = message.get("role", message.get("from"))
     if not isinstance(role, str):
         raise BadDocument(0, f"message {number} has no role ('role' or 'from'); needed are {FORMATS}")

@@ -54,11 +54,7 @@ class ChatTemplate:
 
     def rendered(self, conversation: Conversation) -> tuple[str, list[Span]]:
         """The text of a conversation, and where what is to be learned stands in it: answers with the token that ends
-        them.
-
-        Raises:
-            BadDocument: the template refuses the messages, or does not show where an answer begins.
-        """
+        them. Raises BadDocument: the template refuses the messages, or does not show where an answer begins."""
         text = self._render(conversation, conversation.messages)
         if BEGIN in text:
             return _marked(text)
@@ -176,11 +172,8 @@ def _environment(day: str) -> Environment:
 
 
 def template_of(tokenizer: Path, given: Path | None, special: Sequence[str]) -> ChatTemplate | None:
-    """The template in a tokenizer's folder, or in the file that is given instead; None where there is none.
-
-    Raises:
-        DataPrepError: it cannot be read, or is no template.
-    """
+    """The template in a tokenizer's folder, or in the file that is given instead; None where there is none. Raises
+    DataPrepError: it cannot be read, or is no template."""
     folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
     config = _config(folder / "tokenizer_config.json")
     source = _read(given) if given is not None else _own(folder, config)

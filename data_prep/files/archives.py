@@ -203,11 +203,8 @@ def names(path: Path) -> list[str]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All regular files in a folder and those below it but hidden ones, sorted.
-
-    Raises:
-        DataPrepError: a folder cannot be read.
-    """
+    """All regular files in a folder and those below it but hidden ones, sorted. Raises DataPrepError: a folder cannot
+    be read."""
     return [path for path in below(folder, is_seen) if path.is_file()]
 
 
@@ -217,11 +214,8 @@ def is_seen(name: str) -> bool:
 
 
 def below(folder: Path, wanted: Callable[[str], bool]) -> list[Path]:
-    """All files in a folder and those below it, sorted; of wanted names, and only through folders of such names.
-
-    Raises:
-        DataPrepError: a folder cannot be read.
-    """
+    """All files in a folder and those below it, sorted; of wanted names, and only through folders of such names. Raises
+    DataPrepError: a folder cannot be read."""
     found = []
     for above, folders, files in os.walk(folder, onerror=_unreadable):
         folders[:] = filter(wanted, folders)
@@ -284,11 +278,8 @@ def _decompressed(path: Path, name: str, content: bytes) -> IO[bytes]:
 
 
 def _data_of_package(path: Path) -> tuple[str, bytes]:
-    """Name and content of the tar file of a Debian package's files: the member `data.tar…` of an ar archive.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Name and content of the tar file of a Debian package's files: the member `data.tar…` of an ar archive. Raises
+    ValueError: it has none."""
     with path.open("rb") as file:
         if file.read(len(_AR)) != _AR:
             raise ValueError("it is not a Debian package: it does not begin with !<arch>")

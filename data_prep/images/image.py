@@ -138,11 +138,8 @@ def packed(images: list[Raw], wanted: Wanted) -> list[Made]:
 
 
 def made(raw: Raw, wanted: Wanted) -> NDArray[np.uint8]:
-    """An image as [height, width, channels].
-
-    Raises:
-        DataPrepError: it cannot be decoded, or Pillow is needed and is not here.
-    """
+    """An image as [height, width, channels]. Raises DataPrepError: it cannot be decoded, or Pillow is needed and is not
+    here."""
     content = raw.content
     if not isinstance(content, bytes):
         found = content if content.ndim == 3 else content[:, :, np.newaxis]

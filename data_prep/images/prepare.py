@@ -238,11 +238,8 @@ def request_of(arguments: argparse.Namespace) -> ImagesRequest:
 
 
 def readers_of(source: Sequence[str]) -> list[Reader]:
-    """The readers of all images, in the order of `--source`.
-
-    Raises:
-        DataPrepError: a path is not there, or nobody can tell what it holds.
-    """
+    """The readers of all images, in the order of `--source`. Raises DataPrepError: a path is not there, or nobody can
+    tell what it holds."""
     readers: list[Reader] = []
     arrays: list[Path] = []
     for word in source:

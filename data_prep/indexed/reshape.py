@@ -57,11 +57,8 @@ class _Part(NamedTuple):
 
 
 def merge(prefixes: Sequence[Path], output: Path) -> Path:
-    """Writes the documents of all data in their order. Returns the prefix of what it wrote.
-
-    Raises:
-        DataPrepError: the data have not the same tokens, cannot be read or written, or are there.
-    """
+    """Writes the documents of all data in their order. Returns the prefix of what it wrote. Raises DataPrepError: the
+    data have not the same tokens, cannot be read or written, or are there."""
     prefix = _free(output, prefixes[0])
     parts = [_Part.open(path) for path in prefixes]
     first = parts[0]
@@ -88,10 +85,7 @@ def merge(prefixes: Sequence[Path], output: Path) -> Path:
 
 def split(prefix: Path, weights: Sequence[float], output: Path) -> list[Path]:
     """Writes one dataset for each weight, with that share of the documents, in their order. Returns the prefixes.
-
-    Raises:
-        DataPrepError: a share has no document, the data cannot be read or written, or are there.
-    """
+    Raises DataPrepError: a share has no document, the data cannot be read or written, or are there."""
     data, manifest = open_checked(prefix), read_manifest(prefix)
     shares = split_documents(weights, data.documents)
     outputs = [_free(output.with_name(f"{output.name}-{number}"), prefix) for number in range(len(weights))]
@@ -122,11 +116,8 @@ def _free(output: Path, origin: Path) -> Path:
 
 @contextmanager
 def _all_or_nothing(prefixes: Sequence[Path]) -> Iterator[None]:
-    """For the making of data under names that are free: if it does not end well, nothing of them is left.
-
-    Raises:
-        DataPrepError: they cannot be written.
-    """
+    """For the making of data under names that are free: if it does not end well, nothing of them is left. Raises
+    DataPrepError: they cannot be written."""
     try:
         with named():
             yield

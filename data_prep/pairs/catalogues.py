@@ -100,11 +100,8 @@ def _may_be_of(name: str, languages: Languages) -> bool:
 
 
 def catalogue(content: bytes, name: str, shown: str) -> Catalogue:
-    """A catalogue by the content and the path of its file.
-
-    Raises:
-        DataPrepError: it is none; it names the file as `shown`.
-    """
+    """A catalogue by the content and the path of its file. Raises DataPrepError: it is none; it names the file as
+    `shown`."""
     try:
         messages = _compiled(content) if name.endswith(".mo") else po_messages(content)
     except (OSError, StructError, UnicodeDecodeError, LookupError, ValueError) as error:

@@ -22,11 +22,8 @@ from megatron_ext.data.samples import SPLITS, Split
 
 
 def check_pairs(model: Model, prefix: Path) -> list[str]:
-    """Checks that pairs can feed a model; returns what is odd about that, in words.
-
-    Raises:
-        DataPrepError: they are missing, damaged, of a larger vocabulary, or all too long.
-    """
+    """Checks that pairs can feed a model; returns what is odd about that, in words. Raises DataPrepError: they are
+    missing, damaged, of a larger vocabulary, or all too long."""
     given = f"data.prefix={prefix}"
     for side in SIDES:
         if not (path := data_file(pairs.side_prefix(prefix, "train", side), ".idx")).is_file():
@@ -108,11 +105,8 @@ def document_text(prefix: Path, number: int) -> str:
 
 
 def sample_text(prefix: Path, number: int, samples: int, seed: int, sequence_length: int) -> str:
-    """A sample of a run, put together from its tokens.
-
-    Raises:
-        DataPrepError: the run has no such sample, or the data cannot be used.
-    """
+    """A sample of a run, put together from its tokens. Raises DataPrepError: the run has no such sample, or the data
+    cannot be used."""
     if not 0 <= number < samples:
         raise DataPrepError(f"--sample {number}: the run has the samples 0 to {samples - 1} (--samples)")
     manifest = read_described(prefix, PairsManifest)

@@ -79,11 +79,8 @@ def side_by_side(one: Path, other: Path, rule: str) -> Iterator[tuple[str, str]]
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a file of UTF-8 that may be compressed, without their ends.
-
-    Raises:
-        DataPrepError: it cannot be read or is not UTF-8; it names the line.
-    """
+    """The lines of a file of UTF-8 that may be compressed, without their ends. Raises DataPrepError: it cannot be read
+    or is not UTF-8; it names the line."""
     with Decompressed(path) as content:
         stream = io.BufferedReader(content, 1 << 18)
         number = 0

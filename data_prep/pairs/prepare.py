@@ -132,11 +132,8 @@ def _finished(request: PairsRequest, given: Finished, journal: Journal) -> tuple
 
 
 def _require_known(request: PairsRequest, counts: Counts) -> None:
-    """Warns on stderr where the vocabulary lacks more than a few per cent of a text.
-
-    Raises:
-        DataPrepError: it lacks nearly all.
-    """
+    """Warns on stderr where the vocabulary lacks more than a few per cent of a text. Raises DataPrepError: it lacks
+    nearly all."""
     way_out = "give the tokenizer of pairs in these languages, or learn one with --train-bpe N"
     if isinstance(request.pairs, Finished):
         words = shown(request.pairs.words())

@@ -159,11 +159,8 @@ _ENDING = re.compile(r"[a-z]{2,3}(?:[-_][A-Za-z]{2,4})?")
 
 
 def languages_of(source: str | None, target: str | None, paths: Sequence[Path]) -> Languages:
-    """The languages asked for, or those that the names of two files end in.
-
-    Raises:
-        DataPrepError: nothing says them, or they are the same.
-    """
+    """The languages asked for, or those that the names of two files end in. Raises DataPrepError: nothing says them, or
+    they are the same."""
     if source is None and target is None and len(paths) == 2:
         endings = [without_compression(path.name).rpartition(".")[2] for path in paths]
         if all(_ENDING.fullmatch(ending) for ending in endings) and not set(endings) & {
@@ -186,11 +183,8 @@ def languages_of(source: str | None, target: str | None, paths: Sequence[Path]) 
 
 
 def readers_of(paths: Sequence[Path], languages: Languages) -> list[Reader]:
-    """The readers of all pairs, in the order of the paths; help pages and catalogues come last.
-
-    Raises:
-        DataPrepError: a path is not there, or nobody can tell what it holds.
-    """
+    """The readers of all pairs, in the order of the paths; help pages and catalogues come last. Raises DataPrepError: a
+    path is not there, or nobody can tell what it holds."""
     readers: list[Reader] = []
     plain: list[Path] = []
     pages: list[Path] = []

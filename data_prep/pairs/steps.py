@@ -55,11 +55,8 @@ TEXTS = tuple(file_of(split, side, ".txt") for split in SPLITS for side in SIDES
 
 
 def read_pairs(journal: Journal, readers: Sequence[Reader], rules: Rules, corpus: str) -> Counter[str]:
-    """Writes the pairs that are fit to one file. Returns how many were `kept`, or left out for what reason.
-
-    Raises:
-        DataPrepError: the pairs cannot be read, or none is fit.
-    """
+    """Writes the pairs that are fit to one file. Returns how many were `kept`, or left out for what reason. Raises
+    DataPrepError: the pairs cannot be read, or none is fit."""
     if (found := journal.finished("read")) is not None:
         return found
     with shown("reading pairs", None) as show, journal.step("read", [KEPT]) as step:
@@ -84,10 +81,7 @@ def read_pairs(journal: Journal, readers: Sequence[Reader], rules: Rules, corpus
 
 def split_pairs(journal: Journal, weights: Sequence[float], seed: int, corpus: str, workers: int) -> Counter[str]:
     """Writes one text for each side of each split, without training pairs that are nearly held out. Returns counts.
-
-    Raises:
-        DataPrepError: there are too few pairs.
-    """
+    Raises DataPrepError: there are too few pairs."""
     if (found := journal.finished("split")) is not None:
         return found
     placed = _Placed(journal.folder, weights, seed)
@@ -118,11 +112,8 @@ def split_pairs(journal: Journal, weights: Sequence[float], seed: int, corpus: s
 
 
 def learned(journal: Journal, size: int, all_ids: bool) -> JsonTokenizer:
-    """The tokenizer of so many ids that the training pairs give, learned only once.
-
-    Raises:
-        DataPrepError: they give fewer, but it is to have `all_ids`.
-    """
+    """The tokenizer of so many ids that the training pairs give, learned only once. Raises DataPrepError: they give
+    fewer, but it is to have `all_ids`."""
     path = journal.folder / TOKENIZER
     if path.exists():
         return JsonTokenizer.from_file(path, SPECIAL[3])

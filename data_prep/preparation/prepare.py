@@ -219,11 +219,8 @@ def left_out(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _require_known(request: Request, tokenizer: Tokenizer, journal: Journal) -> None:
-    """Warns on stderr where the vocabulary lacks more than a few per cent of the text.
-
-    Raises:
-        DataPrepError: it lacks nearly all.
-    """
+    """Warns on stderr where the vocabulary lacks more than a few per cent of the text. Raises DataPrepError: it lacks
+    nearly all."""
     unknown = None if tokenizer.content is None else unknown_id(tokenizer.content)
     if unknown is None:
         return
@@ -249,11 +246,8 @@ DOCUMENTS = 2048
 
 
 def chunks(corpus: Corpus, options: Options, file: int = 0, number: int = 0) -> Iterator[Chunk]:
-    """All raw documents from `number` of `file` on, a bounded part of them in memory at a time.
-
-    Raises:
-        DataPrepError: a file cannot be read; it names the file and the line.
-    """
+    """All raw documents from `number` of `file` on, a bounded part of them in memory at a time. Raises DataPrepError: a
+    file cannot be read; it names the file and the line."""
     held: list[Raw] = []
     size = position = 0
     kind = Format.text

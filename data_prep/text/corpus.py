@@ -43,10 +43,7 @@ class Corpus:
 
     def digest(self) -> str:
         """SHA-256 of all names and contents: the same for the same text wherever it lies. Shows progress on stderr.
-
-        Raises:
-            DataPrepError: a file cannot be read.
-        """
+        Raises DataPrepError: a file cannot be read."""
         whole = hashlib.sha256()
         with shown(f"hashing {self.description}", self.bytes, stays=False) as show:
             for name, path in zip(self.names, self.files, strict=True):
@@ -59,11 +56,8 @@ class Corpus:
 
 
 def corpus_of(paths: Sequence[Path]) -> Corpus:
-    """Files, and all files in folders but hidden ones, folders sorted by name.
-
-    Raises:
-        DataPrepError: one is not there or cannot be read, or there is no file.
-    """
+    """Files, and all files in folders but hidden ones, folders sorted by name. Raises DataPrepError: one is not there
+    or cannot be read, or there is no file."""
     files: list[tuple[Path, str]] = []
     for path in paths:
         if path.is_dir():

@@ -64,11 +64,8 @@ class Encoded(NamedTuple):
 
 
 def texts(chunk: Chunk, options: Options, left_out: Counter[str]) -> Iterator[str]:
-    """The texts of a chunk that pass the filters; the others are counted.
-
-    Raises:
-        BadDocument: a document has no text.
-    """
+    """The texts of a chunk that pass the filters; the others are counted. Raises BadDocument: a document has no
+    text."""
     for raw in chunk.raw:
         try:
             text = text_of(raw.content, chunk.kind, options.key or "")

@@ -64,11 +64,8 @@ def format_of(path: Path) -> Format:
 
 
 def raw_documents(stream: IO[bytes], kind: Format, documents: Documents) -> Iterator[tuple[int, bytes]]:
-    """Line (from 1) and content of each document of a file; a document at a time is in memory.
-
-    Raises:
-        BadDocument: a document is too large, or a dump not well-formed; its line counts in the file.
-    """
+    """Line (from 1) and content of each document of a file; a document at a time is in memory. Raises BadDocument: a
+    document is too large, or a dump not well-formed; its line counts in the file."""
     if kind is Format.mediawiki:
         return pages(stream)
     if kind is Format.text and documents is Documents.file:
@@ -112,11 +109,8 @@ def _paragraphs(stream: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def text_of(content: bytes, kind: Format, key: str) -> str:
-    """The text of a raw document, without a byte order mark; of JSON the value of `key`, or of `key.within`.
-
-    Raises:
-        BadDocument: it has none.
-    """
+    """The text of a raw document, without a byte order mark; of JSON the value of `key`, or of `key.within`. Raises
+    BadDocument: it has none."""
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         text = content.decode()

@@ -95,11 +95,8 @@ def _row(batch: RecordBatch, place: int) -> bytes:
 
 
 def _path_to_text(file: ParquetFile, path: Path, column: str) -> list[str]:
-    """The names down to this column, which may lie within another: `column.within`.
-
-    Raises:
-        DataPrepError: a file without this column, or where it holds something else than text.
-    """
+    """The names down to this column, which may lie within another: `column.within`. Raises DataPrepError: a file
+    without this column, or where it holds something else than text."""
     from pyarrow import types
 
     fields = {field.name: field.type for field in file.schema_arrow}

@@ -29,11 +29,8 @@ AT_LAST = ("[BOS]", "[EOS]")
 
 
 def with_special(content: str, sentinels: int) -> JsonTokenizer:
-    """The tokenizer of a tokenizer.json with all special tokens, and so many sentinels at least.
-
-    Raises:
-        DataPrepError: it is none.
-    """
+    """The tokenizer of a tokenizer.json with all special tokens, and so many sentinels at least. Raises DataPrepError:
+    it is none."""
     tokenizer = loaded(content)
     there = tokenizer.get_vocab()
     missing = [names[0] for names in NAMES.values() if not any(name in there for name in names)]

@@ -112,11 +112,8 @@ class JsonTokenizer:
 
     @classmethod
     def from_files(cls, vocab: Path, merges: Path, end_token: str = END_OF_TEXT) -> JsonTokenizer:
-        """GPT-2's form: vocab.json and merges.txt.
-
-        Raises:
-            DataPrepError: they cannot be read, or do not belong together.
-        """
+        """GPT-2's form: vocab.json and merges.txt. Raises DataPrepError: they cannot be read, or do not belong
+        together."""
         return cls._named(vocab, content_of_files(vocab, merges), end_token)
 
     @classmethod
@@ -214,11 +211,8 @@ class JsonTokenizer:
 
 
 def content_of(path: Path) -> str:
-    """A tokenizer.json, or what is made of BERT's vocab.txt or of a folder with vocab.json and merges.txt.
-
-    Raises:
-        DataPrepError: it cannot be read or used.
-    """
+    """A tokenizer.json, or what is made of BERT's vocab.txt or of a folder with vocab.json and merges.txt. Raises
+    DataPrepError: it cannot be read or used."""
     file = _main_file(path)
     if path.is_dir() and file.name == "vocab.json":
         return content_of_files(file, path / "merges.txt")
@@ -239,10 +233,7 @@ def end_token_of(path: Path) -> str:
 
 def eos_token_of(path: Path) -> str | None:
     """The token that the `tokenizer_config.json` beside a tokenizer calls the end of a text; None where none does.
-
-    Raises:
-        DataPrepError: the folder has no tokenizer.
-    """
+    Raises DataPrepError: the folder has no tokenizer."""
     try:
         content = json.loads(read_regular(_main_file(path).with_name("tokenizer_config.json")))
         found = content.get("eos_token")

@@ -79,11 +79,8 @@ def unknown_id_beside(path: Path) -> int | None:
 
 
 def doubt(unknown: int, tokens: int, what: str, way_out: str) -> str | None:
-    """What to say of tokens of which so many are unknown; None where that is usual.
-
-    Raises:
-        DataPrepError: nearly all are.
-    """
+    """What to say of tokens of which so many are unknown; None where that is usual. Raises DataPrepError: nearly all
+    are."""
     share = unknown / max(tokens, 1)
     text = f"{what}: {unknown} of {tokens} tokens ({100 * share:.3g}%) are not in the vocabulary; {way_out}"
     if share > MOST_UNKNOWN:

@@ -18,11 +18,8 @@ from megatron_ext.data.vision.videos import fitting, open_videos
 
 
 def check_videos(model: Model, prefix: Path) -> list[str]:
-    """Checks that videos can feed a model; returns what is odd about that, in words.
-
-    Raises:
-        DataPrepError: they are missing, damaged, of other features or a larger vocabulary, or all captions too long.
-    """
+    """Checks that videos can feed a model; returns what is odd about that, in words. Raises DataPrepError: they are
+    missing, damaged, of other features or a larger vocabulary, or all captions too long."""
     given = f"data.prefix={prefix}"
     with named(given):
         found = open_videos(prefix, "train")
@@ -45,11 +42,8 @@ def check_videos(model: Model, prefix: Path) -> list[str]:
 
 
 def check_in_full(prefix: Path) -> VideosManifest:
-    """Checks hashes, shapes, token ids and counts; warns on stderr of many unknown words.
-
-    Raises:
-        DataPrepError: they cannot be used.
-    """
+    """Checks hashes, shapes, token ids and counts; warns on stderr of many unknown words. Raises DataPrepError: they
+    cannot be used."""
     manifest = read_unchanged(prefix, VideosManifest)
     for split in SPLITS:
         with named():

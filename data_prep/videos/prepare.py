@@ -51,11 +51,8 @@ class VideosRequest(SplitRequest):
 
 
 def prepare(request: VideosRequest, prefix: Path, recipe: dict[str, Any]) -> VideosManifest:
-    """Writes videos, captions and their manifest. Nothing half-written takes their names.
-
-    Raises:
-        DataPrepError: a video cannot be used, or the files cannot be written.
-    """
+    """Writes videos, captions and their manifest. Nothing half-written takes their names. Raises DataPrepError: a video
+    cannot be used, or the files cannot be written."""
     splits = splits_of(request.reader.videos(), request.weights, request.seed)
     if not splits["train"]:
         raise DataPrepError(f"--source {request.corpus.description}: every video is held out; give some for training")

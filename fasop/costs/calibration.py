@@ -35,11 +35,8 @@ class Calibration:
         return HEAD + OmegaConf.to_yaml(OmegaConf.create({"runs": self.runs, "groups": groups}))
 
     def applied(self, kinds: Sequence[NodeKind]) -> list[NodeKind]:
-        """The same nodes with these factors; those that were not measured stay as they are.
-
-        Raises:
-            SearchError: none of the nodes was measured.
-        """
+        """The same nodes with these factors; those that were not measured stay as they are. Raises SearchError: none of
+        the nodes was measured."""
         if not any(kind.name in self.groups for kind in kinds):
             raise SearchError(
                 f"calibration: it is for the node groups {', '.join(self.groups)}, but cluster.groups has "

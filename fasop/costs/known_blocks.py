@@ -200,11 +200,8 @@ def measured(model: Model, precision: Precision, kinds: Sequence[NodeKind]) -> M
 
 
 def module_in(kind: NodeKind, model: Model) -> tuple[str, Module]:
-    """What a GPU's profile knows of a module, and under which name.
-
-    Raises:
-        SearchError: nothing, or of another version of its file.
-    """
+    """What a GPU's profile knows of a module, and under which name. Raises SearchError: nothing, or of another version
+    of its file."""
     profile, gpu = kind.profile, kind.gpu
     words = f"model=module {model.said}{' model.capture=true' * model.capture}" if model.code else model.said
     again = f"'tdpp profile {words} profile=NAME'"

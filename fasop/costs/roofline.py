@@ -96,11 +96,7 @@ def roofline_of_counts(
     gpu: Gpu, model: MeasuredModule, precision: Precision, tensor: int, batch: int, within: Link[float]
 ) -> Mapping[str, Time]:
     """Estimate as `roofline`, by block, with the operations, bytes, kernels and sums of a tensor group that were
-    counted of a model.
-
-    Raises:
-        SearchError: the model cannot have a tensor group of this size.
-    """
+    counted of a model. Raises SearchError: the model cannot have a tensor group of this size."""
     if tensor != model.tensor:
         raise SearchError(model.refused.get(tensor, f"parallel.tensor={tensor} cannot be predicted for {model.said}"))
     works, sums = work_of_counts(gpu, model, precision, batch), sums_of_counts(model, batch, within)

@@ -97,11 +97,8 @@ WORDS = words_of(Arguments)
 
 
 def parse(argv: Sequence[str]) -> Arguments:
-    """Takes these words out of the others.
-
-    Raises:
-        SearchError: a word has no such value, or no meaning beside another one.
-    """
+    """Takes these words out of the others. Raises SearchError: a word has no such value, or no meaning beside another
+    one."""
     own, overrides = parse_key_values(argv, WORDS, SearchError)
     args = Arguments(**own, overrides=tuple(overrides))
     levels, rates = (",".join(f"{one:g}" for one in some) for some in (args.levels, args.bandwidths))

@@ -51,11 +51,8 @@ def read_graph(path: Path) -> Graph:
 
 
 def parse(text: str, where: str) -> Graph:
-    """The graph that `text` describes; `where` it comes from is said in messages.
-
-    Raises:
-        GraphError: as `read_graph`.
-    """
+    """The graph that `text` describes; `where` it comes from is said in messages. Raises GraphError: as
+    `read_graph`."""
     nodes: dict[str, Operator] = {}
     inputs: dict[str, list[str]] = {}
     edges: dict[tuple[str, str], int] = {}

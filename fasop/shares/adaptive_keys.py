@@ -18,11 +18,7 @@ RATE, INTERVAL = "batch_size_adjust_rate", "batch_size_adjust_interval"
 
 def adaptive_words(file: Path, global_batch_size: int) -> list[str]:
     """`adapt`'s of a run that starts with this batch; none of a configuration of IIDP, or where `enable_adjust` is
-    false.
-
-    Raises:
-        SearchError: a value cannot be read, or breaks a rule of `adapt`.
-    """
+    false. Raises SearchError: a value cannot be read, or breaks a rule of `adapt`."""
     content = object_in(file)
     if LOWER not in content or not _adjusts(file, content):
         return []

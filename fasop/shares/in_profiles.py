@@ -16,11 +16,8 @@ LEAST_BYTES = 2**20
 
 
 def profiles_of(public: PublicFolders, source: str) -> dict[str, LayerProfile]:
-    """A profile for each type of GPU, by its name in the files.
-
-    Raises:
-        SearchError: there are no steps, or a host has two types of GPU.
-    """
+    """A profile for each type of GPU, by its name in the files. Raises SearchError: there are no steps, or a host has
+    two types of GPU."""
     gpus: dict[tuple[int, str], str] = {}
     for size, host, gpu in [
         *((size, host, step.gpu) for (_, size, host, _), step in public.steps.items()),
@@ -80,11 +77,8 @@ def profiles_of(public: PublicFolders, source: str) -> dict[str, LayerProfile]:
 
 
 def public_of(profiles: Mapping[str, LayerProfile]) -> PublicFolders:
-    """What profiles, by their names, keep of such files.
-
-    Raises:
-        SearchError: one has none, or two of them say different things of the same.
-    """
+    """What profiles, by their names, keep of such files. Raises SearchError: one has none, or two of them say different
+    things of the same."""
     found = PublicFolders()
     origin: dict[tuple[str, object], str] = {}
 

@@ -165,11 +165,8 @@ def solved(
 def _with_streams(
     cluster: Cluster, batch: int, sizes: Sequence[int], shares: Sequence[int] | None, streams_of: Sequence[int]
 ) -> Solved:
-    """The same where each replica has a given number of workers, which divides its micro-batches.
-
-    Raises:
-        SearchError: as `solved`.
-    """
+    """The same where each replica has a given number of workers, which divides its micro-batches. Raises SearchError:
+    as `solved`."""
     servers = [server for server in cluster.servers for _ in range(server.gpus)]
     found, even = [], []
     for size in sizes:

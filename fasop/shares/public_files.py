@@ -119,11 +119,8 @@ def read_cluster(file: Path) -> Cluster:
 
 
 def read_adaptation(file: Path) -> dict[str, str | float | int]:
-    """What a configuration of JABAS says of the batch, by key of `adapt`; nothing, of one of IIDP.
-
-    Raises:
-        SearchError: it cannot be read, or a value breaks a rule.
-    """
+    """What a configuration of JABAS says of the batch, by key of `adapt`; nothing, of one of IIDP. Raises SearchError:
+    it cannot be read, or a value breaks a rule."""
     content = object_in(file)
     _check_keys(file, content)
     if OF_JABAS[0] not in content or str(content.get("enable_adjust", "true")).lower() == "false":

@@ -72,12 +72,8 @@ class PublicFolders:
 
 
 def read_folders(roots: Sequence[Path]) -> PublicFolders:
-    """Everything in and below these folders, together.
-
-    Raises:
-        SearchError: a folder is none or has no profiles, a file breaks a rule, or two of them say different things of
-            the same; each is named.
-    """
+    """Everything in and below these folders, together. Raises SearchError: a folder is none or has no profiles, a file
+    breaks a rule, or two of them say different things of the same; each is named."""
     found = PublicFolders()
     origin: dict[tuple[object, ...], tuple[Path, Any]] = {}
     conflicts: list[str] = []

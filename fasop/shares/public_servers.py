@@ -28,11 +28,8 @@ class PublicServer:
 
 
 def read_servers(file: Path) -> dict[str, PublicServer]:
-    """Those of a gpu_cluster_info, by name; none of another JSON file, because such a file has any name.
-
-    Raises:
-        SearchError: a value breaks a rule.
-    """
+    """Those of a gpu_cluster_info, by name; none of another JSON file, because such a file has any name. Raises
+    SearchError: a value breaks a rule."""
     found = dict[str, PublicServer]()
     try:
         content = object_in(file)

@@ -100,11 +100,8 @@ def stage_times(lines: Pipelines, layers: Sequence[int]) -> list[StageTimes]:
 
 
 def replay(schedule: Mapping[str, Any], durations: Durations) -> tuple[float, list[Event]]:
-    """The length of an iteration, and its events: those of the schedule, and what follows them.
-
-    Raises:
-        SearchError: the schedule never ends.
-    """
+    """The length of an iteration, and its events: those of the schedule, and what follows them. Raises SearchError: the
+    schedule never ends."""
     return replay_together([Pipeline(schedule, durations)])[:2]
 
 
@@ -160,11 +157,8 @@ class Iteration(NamedTuple):
 
 
 def iteration(layout: Layout, actions: Sequence[Sequence[Actions]], ranks: Sequence[RankDurations]) -> Iteration:
-    """Simulate an iteration of ranks that take the actions of their stage and replica.
-
-    Raises:
-        SearchError: the schedule never ends.
-    """
+    """Simulate an iteration of ranks that take the actions of their stage and replica. Raises SearchError: the schedule
+    never ends."""
     first = min(rank.optimizer for rank in ranks)
     places = (layout.stage_dp_tp(rank) for rank in range(layout.world_size))
     taken = [[(one.kind.value, one.micro_batch, one.chunk) for one in actions[stage][dp]] for stage, dp, _ in places]

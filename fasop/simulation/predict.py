@@ -179,11 +179,8 @@ def planned(experiment: Experiment) -> PlacedTraining:
 
 
 def predict_plan(plan: PlacedTraining, schedule: Mapping[str, Any] | None = None) -> Prediction:
-    """Predict a training that has its nodes, such as a search's plan.
-
-    Raises:
-        SearchError: a profile has no costs for the tensor size, or the schedule is none of the plan's.
-    """
+    """Predict a training that has its nodes, such as a search's plan. Raises SearchError: a profile has no costs for
+    the tensor size, or the schedule is none of the plan's."""
     training, parallel, layers, nodes = plan.training, plan.training.parallel, plan.partition.layers, plan.nodes
     if not parallel.alike or parallel.stream is not None:
         return _of_heterogeneous_stages(plan)

@@ -25,11 +25,8 @@ from fasop.simulation.pipelines import HeterogeneousReplicas, Pipelines
 
 
 def by_replica(training: Training, nodes: Nodes) -> Pipelines:
-    """Do as `on_nodes`, with the replicas of the plans that take less than the slowest GPU of each stage.
-
-    Raises:
-        SearchError: a profile has no costs for the tensor size.
-    """
+    """Do as `on_nodes`, with the replicas of the plans that take less than the slowest GPU of each stage. Raises
+    SearchError: a profile has no costs for the tensor size."""
     lines, parallel = on_nodes(training, nodes), training.parallel
     if len(nodes.kinds) == 1 or parallel.data == 1:
         return lines

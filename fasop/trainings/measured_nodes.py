@@ -72,11 +72,8 @@ class Measured:
         return None if whole is None else cls(experiment, whole)
 
     def best_counts(self, there: Experiment, nodes: Sequence[NodeKind]) -> tuple[int, ...]:
-        """The micro-batches of each replica, in the streams of the plan, with which an iteration takes least.
-
-        Raises:
-            ConfigError: the batch cannot be divided so.
-        """
+        """The micro-batches of each replica, in the streams of the plan, with which an iteration takes least. Raises
+        ConfigError: the batch cannot be divided so."""
         parallel, cluster = there.parallel, self._cluster(there)
         streams = parallel.streams_of if max(parallel.streams_of) > 1 else None
         try:
@@ -87,11 +84,8 @@ class Measured:
             raise ConfigError(str(error)) from error
 
     def nodes(self, there: Experiment, nodes: Sequence[NodeKind], weights: Sequence[int], own: bool) -> Nodes:
-        """What they do with a batch.
-
-        Raises:
-            SearchError: nothing was measured of a micro-batch size or a number of streams.
-        """
+        """What they do with a batch. Raises SearchError: nothing was measured of a micro-batch size or a number of
+        streams."""
         cluster = self._cluster(there)
         return ReplicaNodes(
             lambda size, _: _replicas(cluster, size), weights, there.parallel.streams_of, _ways(there, cluster, own)

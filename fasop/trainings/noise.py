@@ -28,10 +28,7 @@ def growing(first: float, last: float, samples: float) -> Noise:
 
 def measured(points: Iterable[tuple[float, float | None]], source: str) -> Noise:
     """Make the noise from (samples, noise scale) as a run measured them; those without a noise scale are left out.
-
-    Raises:
-        SearchError: there are none, or samples do not go up.
-    """
+    Raises SearchError: there are none, or samples do not go up."""
     known = [(samples, scale) for samples, scale in points if scale is not None and scale > 0.0]
     if not known:
         raise SearchError(f"noise={source}: has no noise scale; run with adapt.rule=noise, similarity or goodput")
@@ -64,11 +61,7 @@ def read_csv(file: Path) -> Noise:
 
 def of_numbers(text: str, samples: float) -> Noise:
     """Make the noise of a training of so many samples from one number, or from two joined by a comma: at the beginning
-    and at the end.
-
-    Raises:
-        SearchError: they are something else.
-    """
+    and at the end. Raises SearchError: they are something else."""
     try:
         numbers = [above_0(part) for part in text.split(",")]
     except NoValue as rule:

@@ -55,11 +55,8 @@ class Predicted:
         return counts
 
     def nodes(self, there: Experiment, nodes: Sequence[NodeKind], weights: Sequence[int], own: bool) -> Nodes:
-        """What they do with a batch.
-
-        Raises:
-            SearchError: a micro-batch size or a number of streams fits no replica of the experiment's own nodes.
-        """
+        """What they do with a batch. Raises SearchError: a micro-batch size or a number of streams fits no replica of
+        the experiment's own nodes."""
         placed = self._on(nodes, None if own else there.parallel)
         parallel = placed.training.parallel
         return ReplicaNodes(
@@ -80,11 +77,7 @@ class Predicted:
 
 def _ways(experiment: Experiment, there: PlacedTraining, own: bool) -> list[dict[int, list[int]]] | None:
     """List for each replica the sizes that its micro-batches may have, and the numbers of streams with each, as far as
-    they fit.
-
-    Raises:
-        SearchError: one fits no replica of the experiment's own nodes.
-    """
+    they fit. Raises SearchError: one fits no replica of the experiment's own nodes."""
     sizes, streams = sorted({*experiment.adapt.micro_batch_sizes}), sorted({*experiment.adapt.streams})
     if not sizes and not streams:
         return None
@@ -169,11 +162,7 @@ def _elsewhere(
     experiment: Experiment, times: Predicted | Measured, nodes: Sequence[NodeKind], order: NodeOrder
 ) -> tuple[Experiment, tuple[int, ...]]:
     """With the plan on other nodes than its own, with as many replicas as find room; and the micro-batches of each,
-    which take least.
-
-    Raises:
-        ConfigError: it does not fit them.
-    """
+    which take least. Raises ConfigError: it does not fit them."""
     parallel = _on(experiment.parallel, order, nodes)
     replace(experiment, parallel=parallel)  # keeps all rules
     streams = _streams_on(experiment, nodes)
@@ -201,10 +190,7 @@ def _shared(parallel: Parallel) -> Parallel:
 
 def _streams_on(experiment: Experiment, nodes: Sequence[NodeKind]) -> tuple[int, ...]:
     """Return the streams of each replica: those that the replicas of each group have on the experiment's own nodes.
-
-    Raises:
-        ConfigError: these have several numbers.
-    """
+    Raises ConfigError: these have several numbers."""
     parallel = experiment.parallel
     if max(parallel.streams_of) == 1:
         return (1,)

@@ -102,11 +102,8 @@ def node_sets(
     prices: Mapping[str, float],
     streams: Streams | None = None,
 ) -> list[NodeSet]:
-    """Those of the orders, whose groups are named as `kinds_of` does; `prices` are by group, US dollars an hour.
-
-    Raises:
-        SearchError: the local batch size was not measured, or a unit fits no server.
-    """
+    """Those of the orders, whose groups are named as `kinds_of` does; `prices` are by group, US dollars an hour. Raises
+    SearchError: the local batch size was not measured, or a unit fits no server."""
     unit = unit_of(cluster, unit)
     sizes, kinds = sizes_with(cluster, size, streams), kinds_of(cluster, streams)
     found = []
@@ -125,11 +122,8 @@ def node_sets(
 
 
 def unit_of(cluster: Cluster, given: int | None) -> int:
-    """GPUs that work alike, as given or as the configuration says, or the most that divide every server.
-
-    Raises:
-        SearchError: they do not divide the GPUs of a server.
-    """
+    """GPUs that work alike, as given or as the configuration says, or the most that divide every server. Raises
+    SearchError: they do not divide the GPUs of a server."""
     unit = given or cluster.unit or gcd(*(server.gpus for server in cluster.servers))
     check_unit(cluster.servers, unit)
     return unit
@@ -137,11 +131,7 @@ def unit_of(cluster: Cluster, given: int | None) -> int:
 
 def streams_by_server(cluster: Cluster, text: str, unit: int) -> Streams | None:
     """`parallel.streams`: workers of each GPU in the order of the servers, or one number for all; None: those that are
-    best for each batch.
-
-    Raises:
-        SearchError: they are none, not those of all GPUs, or differ within a unit.
-    """
+    best for each batch. Raises SearchError: they are none, not those of all GPUs, or differ within a unit."""
     if text == AUTO:
         return None
     gpus = sum(server.gpus for server in cluster.servers)
@@ -163,11 +153,8 @@ def streams_by_server(cluster: Cluster, text: str, unit: int) -> Streams | None:
 
 
 def sizes_with(cluster: Cluster, given: int | None, streams: Streams | None) -> list[int]:
-    """Local batch sizes with which every GPU has room for its workers.
-
-    Raises:
-        SearchError: the given one was not measured, or there are none.
-    """
+    """Local batch sizes with which every GPU has room for its workers. Raises SearchError: the given one was not
+    measured, or there are none."""
     sizes = sizes_of(cluster, given)
     if streams is None:
         return sizes
@@ -199,11 +186,8 @@ def kinds_of(cluster: Cluster, streams: Streams | None = None) -> dict[str, list
 
 
 def whole_order(cluster: Cluster, streams: Streams | None = None) -> NodeOrder:
-    """Return an order of all servers, by the names of their kinds.
-
-    Raises:
-        SearchError: a server has a name that no node order can have.
-    """
+    """Return an order of all servers, by the names of their kinds. Raises SearchError: a server has a name that no node
+    order can have."""
     counts = {name: len(servers) for name, servers in kinds_of(cluster, streams).items()}
     if strange := [name for name in counts if any(sign in name for sign in "+*,: ")]:
         raise SearchError(f"available_servers: {strange[0]!r} cannot name servers in a node order; use no '+*,:' in it")

@@ -115,11 +115,8 @@ def new_checkpoint(folder: Path, meta: Meta, content: Content) -> Checkpoint:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """A folder that becomes `out` once the block has ended.
-
-    Raises:
-        EngineError: `out` is there, or cannot be written. Nothing is then left of it.
-    """
+    """A folder that becomes `out` once the block has ended. Raises EngineError: `out` is there, or cannot be written.
+    Nothing is then left of it."""
     if out.exists():
         raise EngineError(f"{out}: is there already; give a new folder")
     partial = out.with_name(f".{out.name}.partial")

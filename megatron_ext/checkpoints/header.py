@@ -58,11 +58,8 @@ def digest_of(content: Union[bytes, bytearray]) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Reads the header of a file that has as many bytes as it says.
-
-    Raises:
-        EngineError: it cannot be read, or is damaged; the message has what was expected and what was found.
-    """
+    """Reads the header of a file that has as many bytes as it says. Raises EngineError: it cannot be read, or is
+    damaged; the message has what was expected and what was found."""
     try:
         with open_regular(path) as (file, size):
             content = file.read(LENGTH.size)

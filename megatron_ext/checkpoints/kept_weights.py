@@ -24,11 +24,8 @@ def add_weights(parser: argparse.ArgumentParser) -> None:
 
 
 def kind_of(checkpoint: Checkpoint, asked: Optional[str] = None) -> str:
-    """The kind of tensors that are meant; of `asked`, one of `CHOICES`, None is the average where there is one.
-
-    Raises:
-        EngineError: there is no average that was asked for, or a part of the checkpoint is damaged.
-    """
+    """The kind of tensors that are meant; of `asked`, one of `CHOICES`, None is the average where there is one. Raises
+    EngineError: there is no average that was asked for, or a part of the checkpoint is damaged."""
     if asked == TRAINED:
         return WEIGHTS
     names = (name for part in checkpoint.parts() for name in read_header(checkpoint.part(part)).entries)

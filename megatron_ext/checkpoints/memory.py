@@ -49,11 +49,8 @@ class MemorySaver:
         self._told = False
 
     def after(self, iteration: int, on_disk: bool, wanted: bool) -> None:
-        """Saves if this is due after `iteration` or `wanted`, unless the same is on disk already.
-
-        Raises:
-            PeerLost: another rank is gone.
-        """
+        """Saves if this is due after `iteration` or `wanted`, unless the same is on disk already. Raises PeerLost:
+        another rank is gone."""
         every = self._plan.train.save_memory
         if on_disk or not (wanted or (every and iteration % every == 0)):
             return

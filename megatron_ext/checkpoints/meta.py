@@ -82,11 +82,8 @@ class Meta:
         return replace(meta, adaptation=build(Adapted, content["adaptation"]))
 
     def config(self) -> ModelConfig:
-        """The model, without padding of its vocabulary.
-
-        Raises:
-            EngineError: `model` is not one that this engine knows.
-        """
+        """The model, without padding of its vocabulary. Raises EngineError: `model` is not one that this engine
+        knows."""
         padded = {"padded_vocab_size": self.model["vocab_size"]} if "vocab_size" in self.model else {}
         content = {**self.model, **padded}
         try:
@@ -231,11 +228,8 @@ class Checkpoint:
 
 
 def _meta(path: Path) -> Meta:
-    """What a meta.json says.
-
-    Raises:
-        EngineError: it is not there, was changed since it was written, or is not one that this engine understands.
-    """
+    """What a meta.json says. Raises EngineError: it is not there, was changed since it was written, or is not one that
+    this engine understands."""
     try:
         text = read_regular(path)
         content = json.loads(text)
@@ -365,11 +359,8 @@ def _has_adapters(found: Checkpoint) -> bool:
 
 
 def start_of(plan: Plan) -> Optional[Checkpoint]:
-    """What a run goes on from when it starts: its own newest checkpoint, else `train.load`, else nothing.
-
-    Raises:
-        EngineError: it cannot be used.
-    """
+    """What a run goes on from when it starts: its own newest checkpoint, else `train.load`, else nothing. Raises
+    EngineError: it cannot be used."""
     model = plan.model.identity()
     if plan.files.latest_checkpoint.is_file():
         found = Checkpoint.at(plan.files.checkpoints)
@@ -383,11 +374,8 @@ def start_of(plan: Plan) -> Optional[Checkpoint]:
 
 
 def _published(path: Path, model: Mapping[str, object]) -> Checkpoint:
-    """Weights that others saved as the beginning of a run.
-
-    Raises:
-        EngineError: their files are not there or damaged, or the model's family does not read them.
-    """
+    """Weights that others saved as the beginning of a run. Raises EngineError: their files are not there or damaged, or
+    the model's family does not read them."""
     family = str(model.get("family", DEFAULT))
     meta = Meta.beginning(model)
     if family_named(family).published:

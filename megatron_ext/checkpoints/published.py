@@ -28,11 +28,8 @@ def is_published(path: Path) -> bool:
 
 
 def tensors_of(source: Path) -> Dict[str, Path]:
-    """The file of each tensor, by the files' headers, which are sound.
-
-    Raises:
-        EngineError: there are none, one is missing or damaged, or index and shards do not fit together.
-    """
+    """The file of each tensor, by the files' headers, which are sound. Raises EngineError: there are none, one is
+    missing or damaged, or index and shards do not fit together."""
     path = chosen(source)
     if not path.name.endswith(".index.json"):
         found = dict.fromkeys(read_header(path).entries, path)
@@ -56,11 +53,8 @@ def tensors_of(source: Path) -> Dict[str, Path]:
 
 
 def chosen(source: Path) -> Path:
-    """The file or the index of a folder, in which one whole file goes before shards, as in transformers.
-
-    Raises:
-        EngineError: there is none.
-    """
+    """The file or the index of a folder, in which one whole file goes before shards, as in transformers. Raises
+    EngineError: there is none."""
     if not source.is_dir():
         return source
     for name in (WHOLE, INDEX):
@@ -74,11 +68,8 @@ def chosen(source: Path) -> Path:
 
 
 def _shards_of(index: Path) -> Dict[str, str]:
-    """The name of each tensor's shard; all shards are there.
-
-    Raises:
-        EngineError: the index cannot be read, or some shards are not there.
-    """
+    """The name of each tensor's shard; all shards are there. Raises EngineError: the index cannot be read, or some
+    shards are not there."""
     places = _weight_map(index)
     names = sorted(set(places.values()))
     missing = [name for name in names if not (index.parent / name).is_file()]

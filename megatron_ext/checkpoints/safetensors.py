@@ -46,11 +46,8 @@ def encoded(tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> List[Any]:
 
 
 def write(path: Path, tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> None:
-    """Writes tensors that lie on the CPU; the file appears only when complete and on the disk.
-
-    Raises:
-        EngineError: it cannot be written.
-    """
+    """Writes tensors that lie on the CPU; the file appears only when complete and on the disk. Raises EngineError: it
+    cannot be written."""
     pieces = encoded(tensors, metadata)
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -69,11 +66,8 @@ def write(path: Path, tensors: Dict[str, Tensor], metadata: Dict[str, str]) -> N
 
 
 def read(path: Path, require: Callable[[Header], None] = lambda header: None) -> Dict[str, Tensor]:
-    """The tensors of a file by name; `require` raises EngineError if the header is not the one that is wanted.
-
-    Raises:
-        EngineError: it cannot be read or is damaged; the message has what was expected and what was found.
-    """
+    """The tensors of a file by name; `require` raises EngineError if the header is not the one that is wanted. Raises
+    EngineError: it cannot be read or is damaged; the message has what was expected and what was found."""
     try:
         with open_regular(path) as (file, size):
             content = bytearray(size)

@@ -111,11 +111,8 @@ def find_best(plan: Plan, place: Place, store: Store) -> Optional[Dict[str, floa
 
 
 def load(checkpoint: Checkpoint, plan: Plan, engine: AnyEngine) -> None:
-    """Gives this rank its share of the weights and the optimizer's state. All replicas call it together.
-
-    Raises:
-        EngineError: a part is missing, damaged, or not of this model; the message has the file.
-    """
+    """Gives this rank its share of the weights and the optimizer's state. All replicas call it together. Raises
+    EngineError: a part is missing, damaged, or not of this model; the message has the file."""
     flat = engine.flat
     kinds = engine.optimizer.kinds
     state = {kind: torch.zeros(flat.numel) for kind in kinds}

@@ -20,11 +20,8 @@ CHUNK_BYTES = 1 << 20
 
 
 def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file.
-
-    Raises:
-        OSError: it cannot be read, is not a regular file, or has more bytes; nothing waits for a writer.
-    """
+    """The content of a regular file. Raises OSError: it cannot be read, is not a regular file, or has more bytes;
+    nothing waits for a writer."""
     with open_regular(path) as (file, size):
         if size > most_bytes:
             raise OSError(errno.EFBIG, "it has {} bytes, more than {}".format(size, most_bytes), str(path))

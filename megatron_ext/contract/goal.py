@@ -57,11 +57,8 @@ class Best(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Best:
-        """Parse `METRIC` whose direction is known, or `min:METRIC` or `max:METRIC`.
-
-        Raises:
-            ValueError: what the text must be.
-        """
+        """Parse `METRIC` whose direction is known, or `min:METRIC` or `max:METRIC`. Raises ValueError: what the text
+        must be."""
         found = _BEST.fullmatch(text)
         if found is None or (found[1] is None and found[2] not in LARGER):
             raise ValueError(f"one of {', '.join(LARGER)}, or another metric as min:METRIC or max:METRIC")

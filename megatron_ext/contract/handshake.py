@@ -27,11 +27,8 @@ LENGTH = struct.Struct("!I")
 
 
 def read_secret(folder: Path) -> bytes:
-    """The secret of the run in `folder`.
-
-    Raises:
-        EngineError: there is none, it is too short to be one, or others can read it.
-    """
+    """The secret of the run in `folder`. Raises EngineError: there is none, it is too short to be one, or others can
+    read it."""
     path = RunFiles(folder).secret
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)

@@ -54,12 +54,8 @@ class Plan(PlacedPlan, Content):
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Reads plan.json for a rank, which needs every key.
-
-        Raises:
-            EngineError: the file is not a plan that this engine understands; the message has the key, its value and
-                the rule.
-        """
+        """Reads plan.json for a rank, which needs every key. Raises EngineError: the file is not a plan that this
+        engine understands; the message has the key, its value and the rule."""
         content = read_json(path, EngineError, "cannot be read as a plan")
         try:
             check_plan(content, whole=True)

@@ -85,11 +85,8 @@ _TEXTS: Dict[str, Allowed] = {
 
 
 def check_object(kind: Any, value: Any, key: str, whole: bool) -> None:
-    """Checks a JSON object against a dataclass; with `whole` it has every key and no other.
-
-    Raises:
-        PlanFault: it does not fit.
-    """
+    """Checks a JSON object against a dataclass; with `whole` it has every key and no other. Raises PlanFault: it does
+    not fit."""
     if not isinstance(value, dict):
         raise fault(key or "the plan", value, "a JSON object")
     hints = _hints(kind)

@@ -28,11 +28,8 @@ from megatron_ext.contract.train_config import TrainConfig
 
 
 def check_rules(plan: Values) -> None:
-    """Checks what values have to do with each other, as far as they are there; each alone is known to be right.
-
-    Raises:
-        PlanFault: a rule does not hold.
-    """
+    """Checks what values have to do with each other, as far as they are there; each alone is known to be right. Raises
+    PlanFault: a rule does not hold."""
     for part in (batch, memory, layout, training, engine):
         for keys, rule in part.RULES:
             for broken in rule(plan) if all(key in plan for key in keys) else ():
@@ -165,11 +162,8 @@ _NEEDED = {"nodes": ("name", "group", "gpu", "ranks"), "ranks": ("rank", "node",
 
 
 def check_plan(content: Any, whole: bool) -> None:
-    """Checks the content of a plan.json: all that a rank needs if `whole`, else what is there of it.
-
-    Raises:
-        PlanFault: it breaks a rule.
-    """
+    """Checks the content of a plan.json: all that a rank needs if `whole`, else what is there of it. Raises PlanFault:
+    it breaks a rule."""
     if not isinstance(content, dict) or content.get("version") not in (EVEN, VERSION):
         found = content.get("version") if isinstance(content, dict) else content
         raise PlanFault(f"expected version {EVEN} or {VERSION}, found {found!r}")

@@ -55,11 +55,8 @@ class CoreEngine(AnyEngine):
         samples: Samples,
         start: Position = BEGINNING,
     ) -> None:
-        """The iterations after `start` go on with its samples.
-
-        Raises:
-            EngineError: megatron.core is not here, or cannot have this model.
-        """
+        """The iterations after `start` go on with its samples. Raises EngineError: megatron.core is not here, or cannot
+        have this model."""
         found = library.load(plan)
         if place.rank == 0:
             print(*found.remarks, sep="\n", flush=True)

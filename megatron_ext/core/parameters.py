@@ -69,11 +69,7 @@ def parameters(
     plan: Plan, task: Task, chunks: Sequence[nn.Module], virtual_stages: Sequence[int], first_expert: int
 ) -> Dict[str, Parameter]:
     """This rank's parameters, by the names that tdpp has for them in the whole model. `first_expert` is the number of
-    the first expert that the rank has.
-
-    Raises:
-        EngineError: megatron.core has a parameter that tdpp has no name for.
-    """
+    the first expert that the rank has. Raises EngineError: megatron.core has a parameter that tdpp has no name for."""
     found: Dict[str, Parameter] = {}
     model = plan.model
     for chunk, virtual_stage in zip(chunks, virtual_stages):

@@ -60,11 +60,8 @@ class Script:
         self._log: Optional[TrainingLog] = None
 
     def run(self) -> int:
-        """Trains, and returns the last iteration.
-
-        Raises:
-            EngineError: the script or megatron.core is not there, or it ends in other ways than by its end.
-        """
+        """Trains, and returns the last iteration. Raises EngineError: the script or megatron.core is not there, or it
+        ends in other ways than by its end."""
         plan, place = self._plan, self._place
         if (lack := fault(plan.script or ())) is not None:
             raise EngineError(lack)

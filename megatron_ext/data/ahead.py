@@ -199,11 +199,8 @@ class _Helper:
         theirs.close()
 
     def ask(self, key: _Key, samples: Samples) -> Optional[List[_Written]]:
-        """What it has written to the memory that it shares; None: it could not.
-
-        Raises:
-            EngineError: the helper is gone.
-        """
+        """What it has written to the memory that it shares; None: it could not. Raises EngineError: the helper is
+        gone."""
         try:
             self._ours.send_bytes(_INDEX.pack(key[0]) + key[1])
             written = json.loads(self._ours.recv_bytes())

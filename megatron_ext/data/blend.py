@@ -74,11 +74,8 @@ def map_files(place: Union[str, Path], name: str, shares: Sequence[float], sampl
 def build_or_load(
     prefix: Union[str, Path], name: str, shares: Sequence[float], samples: int, cache: Optional[str] = None
 ) -> BlendMaps:
-    """The memory-mapped maps, built if they are not there; as `index_maps.build_or_load`.
-
-    Raises:
-        DataError: the files cannot be written or read, or are not of these shares.
-    """
+    """The memory-mapped maps, built if they are not there; as `index_maps.build_or_load`. Raises DataError: the files
+    cannot be written or read, or are not of these shares."""
     files = find_or_build(
         prefix, cache, lambda place: map_files(place, name, shares, samples), lambda: compute(shares, samples)
     )
@@ -144,11 +141,8 @@ class BlendedSamples(Samples):
 
 
 def samples_of_plan(plan: Plan, split: str, samples: int, make: Make) -> Samples:
-    """`samples` samples of a split of all that a plan trains on; `make` gives those of one corpus.
-
-    Raises:
-        DataError: a corpus or its maps cannot be used.
-    """
+    """`samples` samples of a split of all that a plan trains on; `make` gives those of one corpus. Raises DataError: a
+    corpus or its maps cannot be used."""
     whole = Split(samples, plan.train.seed, tuple(plan.data_split), split, plan.data_cache)
     if not plan.data_blend:
         return make(plan.data_prefix, whole)

@@ -46,11 +46,8 @@ class GptSamples(Samples):
         return {"tokens": self.tokens(number)}
 
     def tokens(self, sample: int) -> NDArray[np.int64]:
-        """[sequence_length + 1]: the token ids of one sample; the last is only predicted, the first only read.
-
-        Raises:
-            DataError: an id is not in the vocabulary.
-        """
+        """[sequence_length + 1]: the token ids of one sample; the last is only predicted, the first only read. Raises
+        DataError: an id is not in the vocabulary."""
         tokens = sample_tokens(self._data, self._maps, sample)
         what = partial("{}: sample {}".format, self._data.bin, sample)
         check_token_ids(tokens, self._vocab_size, what, self._vocabulary, OTHER_TOKENIZER)
@@ -75,11 +72,8 @@ def order_of(
 
 
 def samples_in_epoch(prefix: Union[str, Path], weights: Sequence[float], split: str, sequence_length: int) -> int:
-    """The samples of `train`, `valid` or `test` before any of its tokens comes again.
-
-    Raises:
-        DataError: the data cannot be used, or the split has too few tokens for one sample.
-    """
+    """The samples of `train`, `valid` or `test` before any of its tokens comes again. Raises DataError: the data cannot
+    be used, or the split has too few tokens for one sample."""
     data = IndexedDataset(prefix)
     documents = split_documents(weights, len(data))[SPLITS.index(split)]
     require_one_sample(data, documents, split, sequence_length)

@@ -262,11 +262,8 @@ def _dtypes(entries: int, samples: int) -> List[np.dtype[Any]]:
 def _check(
     maps: IndexMaps, files: List[Path], data: IndexedDataset, documents: range, samples: int, sequence_length: int
 ) -> None:
-    """Whoever may write where the maps lie could have changed them: what they hold must fit this data.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Whoever may write where the maps lie could have changed them: what they hold must fit this data. Raises
+    DataError: it does not."""
     plan = _layout_of(data, documents, samples, sequence_length)
     _check_sizes(maps, files, plan, documents)
     low, high = int(maps.doc_idx.min()), int(maps.doc_idx.max())

@@ -184,11 +184,8 @@ class IndexedWriter:
             file.seek(size)
 
     def add(self, document: NDArray[Any]) -> None:
-        """Appends one document, a one-dimensional array of token ids.
-
-        Raises:
-            DataError: it does not fit the format or the dtype.
-        """
+        """Appends one document, a one-dimensional array of token ids. Raises DataError: it does not fit the format or
+        the dtype."""
         if len(document) > np.iinfo(LENGTH).max:
             raise DataError(
                 f"document {self.documents} has {len(document)} tokens, but the format allows "
@@ -198,11 +195,8 @@ class IndexedWriter:
         self.extend(np.array([len(document)], LENGTH), document)
 
     def extend(self, lengths: NDArray[np.int32], tokens: NDArray[Any]) -> None:
-        """Appends documents of these `lengths`, their `tokens` laid end to end.
-
-        Raises:
-            DataError: an id does not fit the dtype.
-        """
+        """Appends documents of these `lengths`, their `tokens` laid end to end. Raises DataError: an id does not fit
+        the dtype."""
         self._check_ids(tokens, f"document {self.documents} or one after it has")
         self._tokens.write(np.ascontiguousarray(tokens, self.dtype).data)
         self._index.write(np.ascontiguousarray(lengths, LENGTH).data)

@@ -117,11 +117,8 @@ class Samples(ABC):
 
     @abstractmethod
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
-        """What one sample holds, by name; a name's arrays have the same shape in all samples.
-
-        Raises:
-            DataError: the sample cannot be used.
-        """
+        """What one sample holds, by name; a name's arrays have the same shape in all samples. Raises DataError: the
+        sample cannot be used."""
 
     def targets(self, numbers: NDArray[np.int64]) -> Dict[str, NDArray[Any]]:
         """What `batch` gives, or as much of it as a rank needs that takes no inputs."""
@@ -151,11 +148,8 @@ class Samples(ABC):
 
 
 def check_token_ids(tokens: NDArray[Any], size: int, what: Callable[[], str], vocabulary: str, remedy: str) -> None:
-    """Checks the ids of what is called `what()`, which only a message needs, against a vocabulary of this size.
-
-    Raises:
-        DataError: one is not in it; the message ends with the `remedy`.
-    """
+    """Checks the ids of what is called `what()`, which only a message needs, against a vocabulary of this size. Raises
+    DataError: one is not in it; the message ends with the `remedy`."""
     if not len(tokens):
         return
     low, high = int(tokens.min()), int(tokens.max())

@@ -99,11 +99,8 @@ class Evaluator:
     """All ranks call it together."""
 
     def __init__(self, plan: Plan, place: Place, engine: AnyEngine, samples: Samples, count: int) -> None:
-        """The first `count` of `samples` are evaluated, always the same.
-
-        Raises:
-            EngineError: the last of them make a micro-batch that the model does not take.
-        """
+        """The first `count` of `samples` are evaluated, always the same. Raises EngineError: the last of them make a
+        micro-batch that the model does not take."""
         if rest := count % plan.micro_batch_size:
             engine.task.wires_at(rest)
         self._plan = plan

@@ -34,11 +34,8 @@ class GoalTracker:
         """Whether `train.until` holds."""
 
     def follow(self, metrics: Mapping[str, float]) -> bool:
-        """Takes note of an evaluation; whether it is the best so far.
-
-        Raises:
-            EngineError: it lacks a metric that `train.until` or `train.best` names.
-        """
+        """Takes note of an evaluation; whether it is the best so far. Raises EngineError: it lacks a metric that
+        `train.until` or `train.best` names."""
         for key, wanted in (("until", self._target), ("best", self._best)):
             if wanted is not None and wanted.metric not in metrics:
                 raise EngineError(

@@ -21,11 +21,8 @@ class Generator:
     """A run's model, whole and in one process, whatever its layout was."""
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint, kind: str, device: str) -> None:
-        """With the weights of this kind.
-
-        Raises:
-            EngineError: the run's model does not predict the next token, or the checkpoint cannot be used.
-        """
+        """With the weights of this kind. Raises EngineError: the run's model does not predict the next token, or the
+        checkpoint cannot be used."""
         if not plan.model.traits.running_text:
             raise EngineError(
                 f"model.family={plan.model.family} does not predict the next token of a text; 'tdpp translate' is for "

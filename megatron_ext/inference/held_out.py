@@ -37,11 +37,8 @@ class Measured(NamedTuple):
 
 
 def whole_model(task: Task, checkpoint: Checkpoint, device: torch.device, kind: str = WEIGHTS) -> Stage:
-    """A task's model in one piece with a checkpoint's weights of a kind, in fp32, as it is after training.
-
-    Raises:
-        EngineError: a part of the checkpoint is missing, damaged or of another model.
-    """
+    """A task's model in one piece with a checkpoint's weights of a kind, in fp32, as it is after training. Raises
+    EngineError: a part of the checkpoint is missing, damaged or of another model."""
     check(task)
     stage = Stage(task, cut_between(task, [task.blocks])[0], TensorGroup())
     stage.place(device, torch.float32)

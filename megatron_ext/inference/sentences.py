@@ -42,11 +42,8 @@ def tokenizer_file(prefix: str) -> Path:
 
 
 def held_out(prefix: str, split: str) -> Sentences:
-    """The same for an evaluation that cannot do without; the tokenizer is there, too.
-
-    Raises:
-        EngineError: something is missing, cannot be read, or has no sentence.
-    """
+    """The same for an evaluation that cannot do without; the tokenizer is there, too. Raises EngineError: something is
+    missing, cannot be read, or has no sentence."""
     try:
         tokenizer_file(prefix).read_text(encoding="utf-8")
         found = read_sentences(prefix, split)

@@ -128,11 +128,8 @@ class Counting:
         return self._tokenizer.decode(ids)
 
     def doubt(self) -> Optional[str]:
-        """What to say of the text so far; None where the vocabulary knows nearly all.
-
-        Raises:
-            EngineError: it knows nearly nothing.
-        """
+        """What to say of the text so far; None where the vocabulary knows nearly all. Raises EngineError: it knows
+        nearly nothing."""
         share = self.unknown / max(self.tokens, 1)
         said = "{} of {} tokens of the text ({:.3g}%) are not in the model's vocabulary".format(
             self.unknown, self.tokens, 100 * share
@@ -143,11 +140,8 @@ class Counting:
 
 
 def tokenizer_of(content: str, plain: bool = False) -> TextTokenizer:
-    """Reads a tokenizer.json: gives the package's own where it is installed and not `plain`.
-
-    Raises:
-        EngineError: the content cannot be used.
-    """
+    """Reads a tokenizer.json: gives the package's own where it is installed and not `plain`. Raises EngineError: the
+    content cannot be used."""
     try:
         with suppress(ImportError):
             if not plain:

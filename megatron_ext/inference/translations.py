@@ -33,11 +33,8 @@ class Translations:
     """All ranks call it together."""
 
     def __init__(self, plan: Plan, place: Place, engine: AnyEngine, barrier: Barrier) -> None:
-        """It takes the first sentences of the split: as many as an evaluation has samples.
-
-        Raises:
-            EngineError: their text or the tokenizer cannot be read.
-        """
+        """It takes the first sentences of the split: as many as an evaluation has samples. Raises EngineError: their
+        text or the tokenizer cannot be read."""
         self._plan, self._place, self._engine, self._barrier = plan, place, engine, barrier
         found = held_out(plan.data_prefix, SPLIT)
         wanted = plan.train.eval_iterations
@@ -49,11 +46,8 @@ class Translations:
         self._times = 0
 
     def added(self, evaluation: Evaluation) -> Evaluation:
-        """The same with the BLEU of the weights that it was of; the same on all ranks.
-
-        Raises:
-            PeerLost: another rank is gone.
-        """
+        """The same with the BLEU of the weights that it was of; the same on all ranks. Raises PeerLost: another rank is
+        gone."""
         began = time.monotonic()
         with self._engine.evaluating():
             own = self._counts()

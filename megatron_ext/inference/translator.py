@@ -139,10 +139,7 @@ def require_translation(family: str) -> None:
 
 def task_of_model(model: Mapping[str, object]) -> Task:
     """The task of a model with these sizes and options (`ModelConfig.identity`), without padding of its vocabulary.
-
-    Raises:
-        EngineError: it does not translate.
-    """
+    Raises EngineError: it does not translate."""
     require_translation(str(model.get("family", "gpt")))
     sizes = {**model, "padded_vocab_size": model["vocab_size"]}
     return task_of(Plan.of({"model": sizes, "train": {"seed": 0, "precision": "fp32"}, "recompute": "none"}, Path()))
@@ -150,11 +147,7 @@ def task_of_model(model: Mapping[str, object]) -> Task:
 
 def weights_of(checkpoint: Checkpoint, kind: str = WEIGHTS) -> Dict[str, Tensor]:
     """All weights of this kind in a translation model's checkpoint, by their names in the model; tied ones have their
-    owner's.
-
-    Raises:
-        EngineError: a part is missing or damaged, or the model does not translate.
-    """
+    owner's. Raises EngineError: a part is missing or damaged, or the model does not translate."""
     found: Dict[str, Tensor] = {}
     for block in task_of_model(checkpoint.meta.model).blocks:
         for name, tensor in read_part(checkpoint, part_name(block.name)).items():
@@ -205,11 +198,8 @@ class Translator:
         """The layer whose attention counts as that of the model: of several, the last."""
 
     def translate(self, sentences: Sequence[Sequence[int]], scoring: Scoring = Scoring()) -> List[List[int]]:  # noqa: B008
-        """Token ids of the source to those of the target, without marks; an empty sentence stays empty.
-
-        Raises:
-            EngineError: a token is not in the vocabulary.
-        """
+        """Token ids of the source to those of the target, without marks; an empty sentence stays empty. Raises
+        EngineError: a token is not in the vocabulary."""
         vocabulary = self._model.vocab_size
         for tokens in sentences:
             if any(not 0 <= token < vocabulary for token in tokens):

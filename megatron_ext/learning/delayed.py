@@ -77,12 +77,8 @@ class DelayedStage:
             self._show(max(self._versions))
 
     def learn(self, m: int, last: bool, iteration: int) -> None:
-        """Notes that the gradient of micro-batch `m` was added, which may be the `last` one; updates where this is
-        due.
-
-        Raises:
-            NotFinite: the gradient is not finite.
-        """
+        """Notes that the gradient of micro-batch `m` was added, which may be the `last` one; updates where this is due.
+        Raises NotFinite: the gradient is not finite."""
         stream, replicas = self._stream, self._stream.replicas[self._number]
         self._learned += 1
         if (m + 1) % (replicas * stream.update_every) and not last:
@@ -148,11 +144,8 @@ class DelayedTraining:
         """The first and the last iteration of the stream under way."""
 
     def step(self, iteration: int) -> float:
-        """The loss of the next iteration; a stream begins and ends where those of a run do.
-
-        Raises:
-            NotFinite: the loss or a gradient is not finite.
-        """
+        """The loss of the next iteration; a stream begins and ends where those of a run do. Raises NotFinite: the loss
+        or a gradient is not finite."""
         if iteration > self._until:
             self._begin(iteration, last_of_stream(self._plan.train, iteration))
         window = self._plan.global_batch_size // self._plan.micro_batch_size

@@ -139,11 +139,8 @@ class FlushedTraining:
         self._running = RunningStatistics(self._stages, None)
 
     def step(self, iteration: int) -> float:
-        """The loss of the next iteration.
-
-        Raises:
-            NotFinite: the loss or the gradient is not finite, and not because of fp16's loss scale.
-        """
+        """The loss of the next iteration. Raises NotFinite: the loss or the gradient is not finite, and not because of
+        fp16's loss scale."""
         plan, scaler, batches = self._plan, self._optimizer.scaler, self.batches
         scale, count = scaler.scale, batches.count
         start = Position(iteration - 1, batches.consumed)

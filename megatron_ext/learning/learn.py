@@ -39,11 +39,8 @@ class IslandTraining:
         self.batches, self.evaluating, self.forward = first.batches, first.evaluating, first.forward
 
     def step(self, iteration: int) -> float:
-        """Trains all islands on their parts of the next global batch, and returns its loss.
-
-        Raises:
-            NotFinite: the loss or the gradient of one is not finite.
-        """
+        """Trains all islands on their parts of the next global batch, and returns its loss. Raises NotFinite: the loss
+        or the gradient of one is not finite."""
         loss = sum(part * island.step(iteration) for part, island in zip(self._parts, self._islands))
         if iteration % self._every == 0 or iteration == self._last:
             mean = torch.stack([part * island.weights for part, island in zip(self._parts, self._islands)]).sum(0)

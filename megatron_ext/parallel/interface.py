@@ -19,11 +19,8 @@ _LOOPBACK = "127.0.0.1"
 
 
 def meeting_address(nodes: int) -> str:
-    """Returns where this node listens in a run of so many nodes: one node alone needs nobody else.
-
-    Raises:
-        EngineError: as of `own_address`.
-    """
+    """Returns where this node listens in a run of so many nodes: one node alone needs nobody else. Raises EngineError:
+    as of `own_address`."""
     return _LOOPBACK if nodes == 1 else own_address()
 
 
@@ -35,11 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def own_address() -> str:
     """Returns that of the interface that `VARIABLES` name, else what the host's name stands for, else the default
-    route's.
-
-    Raises:
-        EngineError: no interface has the wanted name, or nothing tells which address others can reach.
-    """
+    route's. Raises EngineError: no interface has the wanted name, or nothing tells which address others can reach."""
     for variable in VARIABLES:
         wanted = os.environ.get(variable, "")
         if wanted and not wanted.startswith("^"):  # NCCL's "all but these"

@@ -29,11 +29,8 @@ LARGEST = 1 << 16
 
 
 def open_store(plan: Plan) -> Server:
-    """Listens for this run's ranks on the network of its nodes, and publishes where (master.json).
-
-    Raises:
-        EngineError: it cannot listen there.
-    """
+    """Listens for this run's ranks on the network of its nodes, and publishes where (master.json). Raises EngineError:
+    it cannot listen there."""
     host = interface.meeting_address(len(plan.used))
     try:
         store = Server(host, plan.master_port or 0, read_secret(plan.folder))
@@ -109,11 +106,8 @@ COMMON = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_BUFFSIZE", "NCCL_LL_BUFFSIZE", "NCCL_
 
 
 def check_same_software(store: Store, rank: int, ranks: int, device: torch.device) -> None:
-    """Compares the versions of all ranks, before any of them sends a message; all call it together.
-
-    Raises:
-        EngineError: they differ; the message names hosts and versions.
-    """
+    """Compares the versions of all ranks, before any of them sends a message; all call it together. Raises EngineError:
+    they differ; the message names hosts and versions."""
     with annotate_errors("comparing versions"):
         store.set(f"software/{rank}", json.dumps([socket.gethostname(), _versions(device)]))
         if rank == 0:

@@ -23,11 +23,8 @@ class Part(NamedTuple):
 
 
 def cut(task: Task, partition: Sequence[int]) -> List[Part]:
-    """The virtual stages of a task, of which each holds so many counted blocks.
-
-    Raises:
-        EngineError: the blocks do not fit together (see `check`), or the partition has another number of them.
-    """
+    """The virtual stages of a task, of which each holds so many counted blocks. Raises EngineError: the blocks do not
+    fit together (see `check`), or the partition has another number of them."""
     check(task)
     return cut_between(task, _held(task.blocks, partition))
 
@@ -80,11 +77,8 @@ def block_of(blocks: Sequence[Block], parameter: str) -> Block:
 
 
 def check(task: Task) -> None:
-    """Whether every wire is given once, and before it is taken.
-
-    Raises:
-        EngineError: it is not; the message names the blocks.
-    """
+    """Whether every wire is given once, and before it is taken. Raises EngineError: it is not; the message names the
+    blocks."""
     names: Set[str] = set()
     giver: Dict[str, Block] = {}
     for block in task.blocks:

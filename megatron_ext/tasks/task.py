@@ -124,11 +124,7 @@ class Task(ABC):
 
     def wires_at(self, micro_batch_size: int) -> Mapping[str, Wire]:
         """The wires of micro-batches of another size, as the last ones of an evaluation may be. The same, where a size
-        has a name, or the batch is a dimension of its own.
-
-        Raises:
-            EngineError: the model takes none of that size.
-        """
+        has a name, or the batch is a dimension of its own. Raises EngineError: the model takes none of that size."""
         return self.wires
 
     @abstractmethod

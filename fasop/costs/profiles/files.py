@@ -35,11 +35,8 @@ def profile_path(name: str) -> Path:
 
 
 def read_profile(name: str) -> LayerProfile:
-    """The profile `fasop/profiles/<name>.yaml`, or of the file `name`.
-
-    Raises:
-        ConfigError: it does not exist, is not one, or holds what cannot be.
-    """
+    """The profile `fasop/profiles/<name>.yaml`, or of the file `name`. Raises ConfigError: it does not exist, is not
+    one, or holds what cannot be."""
     path = profile_path(name)
     return kept_object(LayerProfile, path, partial(_read, path, name))
 
@@ -71,11 +68,8 @@ def _read(path: Path, name: str) -> LayerProfile:
 
 
 def with_profile(cfg: DictConfig, profile: str, words: Sequence[str]) -> tuple[DictConfig, list[str]]:
-    """The configuration with these keys, and the words that say the same. What `words` give themselves stays.
-
-    Raises:
-        ConfigError: there is no such profile, or the cluster breaks a rule of its own.
-    """
+    """The configuration with these keys, and the words that say the same. What `words` give themselves stays. Raises
+    ConfigError: there is no such profile, or the cluster breaks a rule of its own."""
     from omegaconf import OmegaConf  # a search whose parts were read before needs none of it
 
     cfg = with_known_keys(cfg, None)

@@ -187,11 +187,8 @@ def in_one_order(work: Work) -> Cuts:
 
 
 def between(work: Work, least: float, most: float, allowed: Allowance) -> list[int]:
-    """All cuts with so many seconds of work before them, on the first kind of GPU.
-
-    Raises:
-        TooMany: more steps are needed than are allowed.
-    """
+    """All cuts with so many seconds of work before them, on the first kind of GPU. Raises TooMany: more steps are
+    needed than are allowed."""
     seconds = [float(one) for one in work.compute_s[:, 0]]
     whole, total = work.all, sum(seconds)
     found: list[int] = []

@@ -111,11 +111,8 @@ def fits(
 
 
 def on_levels(graph: Graph, levels: Sequence[Level], options: Options, held: VersionedMemory) -> StageDivision:
-    """The better one of contiguous and nested stages, for machines as the public optimizer knows them.
-
-    Raises:
-        SearchError: nothing fits.
-    """
+    """The better one of contiguous and nested stages, for machines as the public optimizer knows them. Raises
+    SearchError: nothing fits."""
     operators = Operators(graph)
     machines = of_levels(levels, options.memory_bytes)
     work = Work(operators, operators.compute_s[:, np.newaxis], limited=options.memory_bytes is not None)

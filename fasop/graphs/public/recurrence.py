@@ -237,11 +237,8 @@ def _nothing(levels: Sequence[Level], options: Options, states: int) -> SearchEr
 
 
 def divide(graph: Graph, levels: Sequence[Level], options: Options) -> StageDivision:
-    """Divide a graph as the public tool's `-o` writes it.
-
-    Raises:
-        SearchError: there is none, or too many states to look at.
-    """
+    """Divide a graph as the public tool's `-o` writes it. Raises SearchError: there is none, or too many states to look
+    at."""
     operators = Operators(graph)
     states = States(operators)
     answer = optimize(states, levels, options)

@@ -152,11 +152,8 @@ def lists_of(layout: Layout, name: str, counts: Sequence[int]) -> list[list[Acti
 
 @lru_cache(maxsize=64)
 def _ordered(layout: Layout, name: str, counts: tuple[int, ...]) -> tuple[Steps, int]:
-    """The steps of all ranks, each behind what it waits for, and the number of messages.
-
-    Raises:
-        SearchError: the schedule never ends.
-    """
+    """The steps of all ranks, each behind what it waits for, and the number of messages. Raises SearchError: the
+    schedule never ends."""
     places = [layout.stage_dp_tp(rank) for rank in range(layout.world_size)]
     if hasattr(compiled, "rank_steps"):
         passes = [_passes(layout, name, counts, stage, replica) for stage, replica, _ in places]

@@ -10,11 +10,8 @@ from fasop.simulation.ranks.replicas import Replicas
 
 
 def by_rank(plan: PlacedTraining) -> list[RankDurations]:
-    """Its own GPU's time to compute and to step; of all else, what its stage takes.
-
-    Raises:
-        SearchError: a profile has no costs for a tensor size.
-    """
+    """Its own GPU's time to compute and to step; of all else, what its stage takes. Raises SearchError: a profile has
+    no costs for a tensor size."""
     parallel = plan.training.parallel
     if not parallel.alike or parallel.stream is not None:
         return HeterogeneousStages(plan).ranks

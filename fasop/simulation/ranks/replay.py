@@ -97,11 +97,8 @@ def simulate(
     *,
     blocking: bool = False,
 ) -> list[Event]:
-    """The events of one iteration, stage after stage; `times` and `begin`, when each begins (0), are by stage.
-
-    Raises:
-        SearchError: the stages wait for each other for ever.
-    """
+    """The events of one iteration, stage after stage; `times` and `begin`, when each begins (0), are by stage. Raises
+    SearchError: the stages wait for each other for ever."""
     actions = schedule["actions"]
     begins = begin or [0.0] * len(actions)
     if blocking and schedule["chunks"] > 1:

@@ -143,11 +143,7 @@ class Claim:
 
     def take(self, *, at_once: bool) -> None:
         """Claims the node, once the agent that had it before is known to be silent; `at_once` where Slurm has started
-        the node's own job again.
-
-        Raises:
-            Replaced: that agent gives signs of life, or yet another one was faster.
-        """
+        the node's own job again. Raises Replaced: that agent gives signs of life, or yet another one was faster."""
         last = next(number for number in count() if not self._path(number + 1).exists())
         if last and not at_once:
             self._await_silence(last)

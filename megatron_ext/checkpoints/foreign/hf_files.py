@@ -33,11 +33,8 @@ class Twin(NamedTuple):
             yield name, part.t() if self.transposed else part
 
     def require(self, path: Path, found: Mapping[str, Any], parameter: Parameter) -> None:
-        """Whether theirs, which have a `shape`, can be ours; `path` is for messages.
-
-        Raises:
-            EngineError: one is missing, or has another shape.
-        """
+        """Whether theirs, which have a `shape`, can be ours; `path` is for messages. Raises EngineError: one is
+        missing, or has another shape."""
         for name, length in zip(self.names, self._lengths(parameter.shape[0], parameter)):
             wanted = [length, *parameter.shape[1:]]
             there = wanted[::-1] if self.transposed else wanted

@@ -67,11 +67,8 @@ def config_of(model: ModelConfig) -> Dict[str, Any]:
 
 
 def model_of(path: Path, found: Mapping[str, Any], config: Dict[str, Any], heads: Optional[int]) -> ModelConfig:
-    """The model, as its tensors and its config.json, if there is one, agree on it.
-
-    Raises:
-        EngineError: they do not agree, or the engine does not compute such a model.
-    """
+    """The model, as its tensors and its config.json, if there is one, agree on it. Raises EngineError: they do not
+    agree, or the engine does not compute such a model."""
     _check(path.parent / "config.json", config)
     word, position = (taken(path, found, twin.names[0]) for twin in _EMBEDDING.values())
     numbers = [int(name.split(".")[1]) for name in found if re.match(r"h\.\d+\.", name)]
@@ -107,11 +104,8 @@ def require_tied(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def without_prefix(path: Path, tensors: Mapping[str, Any]) -> Dict[str, Any]:
-    """What is there by the names that published files have.
-
-    Raises:
-        EngineError: a tensor is there by both of its names.
-    """
+    """What is there by the names that published files have. Raises EngineError: a tensor is there by both of its
+    names."""
     found: Dict[str, Any] = {}
     for name, tensor in tensors.items():
         plain = name[len(PREFIX) :] if name.startswith(PREFIX) else name

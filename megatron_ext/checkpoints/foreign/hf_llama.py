@@ -184,11 +184,7 @@ def _windows(model: ModelConfig, kind: str) -> Dict[str, Any]:
 
 def model_of(path: Path, config: Dict[str, Any], sequence: Optional[int]) -> ModelConfig:
     """The model that the config.json beside `path` describes, for sequences of this length, or of the longest that it
-    allows.
-
-    Raises:
-        EngineError: a key is missing or wrong, or the engine does not compute such a model.
-    """
+    allows. Raises EngineError: a key is missing or wrong, or the engine does not compute such a model."""
     path = path.parent / "config.json"
     experts: Dict[str, object] = {}
     if config.get("model_type") == MIXTRAL:  # a Mistral with experts, and without a window unless it is said

@@ -65,11 +65,8 @@ class Weights:
     """The weights of a folder, of which tensors are read when they are asked for."""
 
     def __init__(self, folder: Path, heads: Optional[int], sequence_length: Optional[int]) -> None:
-        """Reads the headers of all files; `heads` and `sequence_length` are as `described` takes them.
-
-        Raises:
-            EngineError: there is no such model, or a tensor is not there or has another shape.
-        """
+        """Reads the headers of all files; `heads` and `sequence_length` are as `described` takes them. Raises
+        EngineError: there is no such model, or a tensor is not there or has another shape."""
         self._path = chosen(folder)
         files = tensors_of(folder)
         self._headers = headers = {file: read_header(file) for file in sorted(set(files.values()))}

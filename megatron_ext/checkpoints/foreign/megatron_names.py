@@ -121,11 +121,8 @@ class Weights:
         self._require_all()
 
     def part(self, part: str, kind: str = WEIGHTS) -> Dict[str, Tensor]:
-        """What there is of a kind for the parameters of a part of a checkpoint of ours, in fp32.
-
-        Raises:
-            EngineError: a file is damaged.
-        """
+        """What there is of a kind for the parameters of a part of a checkpoint of ours, in fp32. Raises EngineError: a
+        file is damaged."""
         from megatron_ext.core.parameters import by_kind, qkv_heads
 
         model = self.model

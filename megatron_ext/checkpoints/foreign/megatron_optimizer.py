@@ -133,10 +133,7 @@ def _scheduler(plan: Plan, reached: Reached) -> Dict[str, Any]:
 
 def reached_in(path: Path) -> Optional[Reached]:
     """How far the training has come that saved a folder of megatron.core's; None where it saved no optimizer's state.
-
-    Raises:
-        EngineError: what says so is missing or damaged, or the state is not there by parameters.
-    """
+    Raises EngineError: what says so is missing or damaged, or the state is not there by parameters."""
     common, folder = read_common(path), folder_of(path)
     saved = common.get("optimizer")
     if not saved:

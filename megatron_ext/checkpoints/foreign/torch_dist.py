@@ -77,11 +77,8 @@ def is_torch_dist(path: Path) -> bool:
 
 
 def read_index(path: Path) -> Dict[str, Stored]:
-    """The tensors of a folder by name, without their numbers; needs no torch.
-
-    Raises:
-        EngineError: it is of another format, or its index cannot be read or does not fit its files.
-    """
+    """The tensors of a folder by name, without their numbers; needs no torch. Raises EngineError: it is of another
+    format, or its index cannot be read or does not fit its files."""
     folder = folder_of(path)
     _check_format(folder)
     index = folder / METADATA
@@ -114,11 +111,8 @@ def read_index(path: Path) -> Dict[str, Stored]:
 
 
 def read(name: str, stored: Stored, at: Sequence[int] = ()) -> Tensor:
-    """A tensor in fp32; `at` are the first indices of what is wanted of it.
-
-    Raises:
-        EngineError: a chunk is damaged, or chunks do not cover it.
-    """
+    """A tensor in fp32; `at` are the first indices of what is wanted of it. Raises EngineError: a chunk is damaged, or
+    chunks do not cover it."""
     import torch
 
     whole = torch.zeros(stored.shape[len(at) :])
@@ -150,11 +144,7 @@ def _chunk(name: str, chunk: Chunk) -> Tensor:
 
 def read_common(path: Path) -> Dict[str, Any]:
     """What all ranks of a folder share: tensors of one number are numbers, anything but Python's own values has what it
-    was made of as attributes.
-
-    Raises:
-        EngineError: it is not there, or cannot be read.
-    """
+    was made of as attributes. Raises EngineError: it is not there, or cannot be read."""
     file = folder_of(path) / COMMON
     try:
         with _Saved(read_regular(file)) as saved:

@@ -30,11 +30,8 @@ class BatchRange(NamedTuple):
 
     @classmethod
     def between(cls, lower: int, upper: int, micro_batch_size: int, replicas: int) -> BatchRange:
-        """Makes those from `lower` samples to `upper`, with a micro-batch for every replica at least.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """Makes those from `lower` samples to `upper`, with a micro-batch for every replica at least. Raises
+        ValueError: there is none."""
         least = _even_above(max(2, replicas, -(-lower // micro_batch_size)))
         most = _even_below(upper // micro_batch_size)
         if most < least:

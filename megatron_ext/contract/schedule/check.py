@@ -27,11 +27,8 @@ _BEFORE = {
 
 
 def read(path: Path, stages: int, chunks: int, micro_batches: int) -> List[Actions]:
-    """A schedule from its file.
-
-    Raises:
-        EngineError: the file is not a schedule, is one for other sizes, or does not run to its end.
-    """
+    """A schedule from its file. Raises EngineError: the file is not a schedule, is one for other sizes, or does not run
+    to its end."""
     content = read_json(path, EngineError, "cannot be read as a schedule")
     try:
         return parsed(content, stages, chunks, micro_batches)
@@ -66,22 +63,16 @@ def parsed(content: Any, stages: int, chunks: int, micro_batches: int) -> List[A
 
 
 def check(lists: List[Actions], stages: int, chunks: int, micro_batches: int) -> None:
-    """Proves that a schedule is complete and runs to its end.
-
-    Raises:
-        EngineError: it does not; the message names the stage and the action.
-    """
+    """Proves that a schedule is complete and runs to its end. Raises EngineError: it does not; the message names the
+    stage and the action."""
     if len(lists) != stages:
         raise EngineError(f"the schedule has {len(lists)} stages, but the pipeline {stages}")
     check_replicas([[actions] for actions in lists], chunks, micro_batches)
 
 
 def check_replicas(lists: List[List[Actions]], chunks: int, micro_batches: int) -> None:
-    """The same for a schedule by stage and replica: micro-batch m is that of replica m mod r of a stage of r.
-
-    Raises:
-        EngineError: as `check`.
-    """
+    """The same for a schedule by stage and replica: micro-batch m is that of replica m mod r of a stage of r. Raises
+    EngineError: as `check`."""
     for stage, replicas in enumerate(lists):
         for replica, actions in enumerate(replicas):
             own = range(replica, micro_batches, len(replicas))

@@ -76,11 +76,8 @@ VERSION = 1
 
 
 def schedule(name: str, stages: int, chunks: int, micro_batches: int) -> List[Actions]:
-    """The actions of one iteration, by stage, in the order in which a rank of that stage takes them.
-
-    Raises:
-        EngineError: there is no such schedule, or not for these sizes.
-    """
+    """The actions of one iteration, by stage, in the order in which a rank of that stage takes them. Raises
+    EngineError: there is no such schedule, or not for these sizes."""
     if name not in NAMES:
         raise EngineError(f"schedule={name!r} is not known; known: {', '.join(NAMES)}")
     one = SCHEDULES[name]

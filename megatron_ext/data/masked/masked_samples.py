@@ -173,11 +173,8 @@ class MaskedSamples(Samples):
         }
 
     def drawn(self, number: int) -> Tuple[List[List[int]], int, np.random.RandomState]:
-        """A sample's sentences, the tokens that it aims at, and the random numbers of what is done with them.
-
-        Raises:
-            DataError: a token is not in the vocabulary.
-        """
+        """A sample's sentences, the tokens that it aims at, and the random numbers of what is done with them. Raises
+        DataError: a token is not in the vocabulary."""
         first, stop, aim = self._map[number].tolist()
         sentences = [self._data[sentence] for sentence in range(first, stop)]
         for place, tokens in enumerate(sentences):
@@ -196,11 +193,8 @@ def masking_of(plan: Plan) -> Masking:
 
 
 def vocabulary_for(prefix: Union[str, Path], vocab_size: int, special: Sequence[str]) -> Vocabulary:
-    """The vocabulary of data, which has these special tokens and fits a model's.
-
-    Raises:
-        DataError: it has not, does not, or cannot be read.
-    """
+    """The vocabulary of data, which has these special tokens and fits a model's. Raises DataError: it has not, does
+    not, or cannot be read."""
     vocabulary = Vocabulary.read(prefix)
     vocabulary.require(prefix, *special, *NEVER_HIDDEN)
     if vocabulary.size > vocab_size:

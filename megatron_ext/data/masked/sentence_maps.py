@@ -129,11 +129,8 @@ def _shuffled(count: int, seed: int) -> NDArray[np.int64]:
 
 
 def usable(data: IndexedDataset, documents: range, name: str, cut: Cut) -> int:
-    """How many of `documents`, the split called `name`, give samples.
-
-    Raises:
-        DataError: none does, or the samples have no room for text.
-    """
+    """How many of `documents`, the split called `name`, give samples. Raises DataError: none does, or the samples have
+    no room for text."""
     if cut.length < 2:
         raise DataError(f"samples have room for {cut.length} tokens of the text; use a larger model.sequence_length")
     least_sentences = cut.least_sentences
@@ -178,10 +175,7 @@ def build_or_load(
     prefix: Union[str, Path], data: IndexedDataset, documents: range, name: str, cut: Cut, cache: Optional[str] = None
 ) -> NDArray[Any]:
     """The memory-mapped map, built if it is in none of the places where it may be; as `index_maps.build_or_load`.
-
-    Raises:
-        DataError: the split gives no sample; the file cannot be written or read, or is not of this data.
-    """
+    Raises DataError: the split gives no sample; the file cannot be written or read, or is not of this data."""
     usable(data, documents, name, cut)
     boundaries = data.boundaries[documents.start : documents.stop + 1]
     files_of = _files_of(data, documents, name, cut)
@@ -220,11 +214,8 @@ def _check_form(found: NDArray[Any], file: Path, data: IndexedDataset, cut: Cut)
 
 
 def _check(found: NDArray[Any], file: Path, data: IndexedDataset, documents: range, cut: Cut) -> None:
-    """Whoever may write where the map lies could have changed it: what it holds must fit this data.
-
-    Raises:
-        DataError: a sample lies in no document that gives some, or sentences do not come equally often.
-    """
+    """Whoever may write where the map lies could have changed it: what it holds must fit this data. Raises DataError: a
+    sample lies in no document that gives some, or sentences do not come equally often."""
     _check_form(found, file, data, cut)
     boundaries = data.boundaries[documents.start : documents.stop + 1]
     low, high = int(boundaries[0]), int(boundaries[-1])

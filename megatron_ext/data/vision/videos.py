@@ -47,11 +47,8 @@ class Videos(NamedTuple):
 
 
 def open_videos(prefix: Union[str, Path], split: str) -> Videos:
-    """One of the splits of `samples.SPLITS`.
-
-    Raises:
-        DataError: it is missing, damaged, or its files do not belong together.
-    """
+    """One of the splits of `samples.SPLITS`. Raises DataError: it is missing, damaged, or its files do not belong
+    together."""
     path = Path(f"{prefix}.json")
     features = manifest_content(path, "videos").get("features")
     if type(features) is not int or features < 1:
@@ -75,11 +72,8 @@ def open_videos(prefix: Union[str, Path], split: str) -> Videos:
 
 
 def fitting(found: Videos, model: ModelConfig, prefix: Union[str, Path]) -> NDArray[np.int64]:
-    """The numbers of the captions that a model has room for, with the mark that each gets.
-
-    Raises:
-        DataError: the model takes other features, or none of them fits.
-    """
+    """The numbers of the captions that a model has room for, with the mark that each gets. Raises DataError: the model
+    takes other features, or none of them fits."""
     if found.frames.shape[1] != model.features:
         raise DataError(
             f"{prefix}: its frames have {found.frames.shape[1]} features, but model.features={model.features}; set "

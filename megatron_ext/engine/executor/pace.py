@@ -42,22 +42,16 @@ class Pace:
         self._queued: Deque[Tuple[torch.cuda.Event, str]] = deque()
 
     def passed(self, name: str, micro_batch: int) -> None:
-        """Called when a pass has been queued; waits until the GPU is at most `PASSES_AHEAD` passes behind.
-
-        Raises:
-            PeerLost: the GPU does not come on.
-        """
+        """Called when a pass has been queued; waits until the GPU is at most `PASSES_AHEAD` passes behind. Raises
+        PeerLost: the GPU does not come on."""
         if self._cuda:
             self._mark(f"{name} of micro-batch {micro_batch}")
             if len(self._queued) > PASSES_AHEAD:
                 self._reach(*self._queued.popleft())
 
     def finished(self) -> None:
-        """Called when all passes and messages have been queued; waits until the GPU has come to their end.
-
-        Raises:
-            PeerLost: the GPU does not come on.
-        """
+        """Called when all passes and messages have been queued; waits until the GPU has come to their end. Raises
+        PeerLost: the GPU does not come on."""
         if self._cuda:
             self._mark("the last message")
             while self._queued:

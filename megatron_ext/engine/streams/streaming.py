@@ -39,11 +39,8 @@ class StreamingEngine(Engine):
     _executes = StreamingExecutor
 
     def __init__(self, plan: Plan, task: Task, place: Place, *others: Any) -> None:
-        """The arguments are those of `Engine`.
-
-        Raises:
-            EngineError: stages share a parameter, which they would update at different times.
-        """
+        """The arguments are those of `Engine`. Raises EngineError: stages share a parameter, which they would update at
+        different times."""
         assert plan.stream is not None
         require_untied(task, plan)
         is_scaled = DTYPES[plan.train.precision] is torch.float16

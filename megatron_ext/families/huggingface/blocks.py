@@ -213,11 +213,7 @@ def layer_of(
     routed: Optional[Routed] = None,
 ) -> nn.Module:
     """A layer of transformers as a block, with its initial weights; `packs`: it takes positions of documents; `routed`:
-    it adds up what its experts get.
-
-    Raises:
-        EngineError: documents that share a sequence would see each other in it.
-    """
+    it adds up what its experts get. Raises EngineError: documents that share a sequence would see each other in it."""
     device = torch.empty(0).device
     layer = anatomy.layer(number, device)
     if device.type != "meta":

@@ -86,11 +86,8 @@ def hidden_of(args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Tensor:
 
 
 def wire_of(name: str, tensor: Tensor, tokens: Sequence[int]) -> Wire:
-    """Describe the wire of a tensor that belongs to tokens of the shape [batch, sequence].
-
-    Raises:
-        EngineError: it has no such dimensions.
-    """
+    """Describe the wire of a tensor that belongs to tokens of the shape [batch, sequence]. Raises EngineError: it has
+    no such dimensions."""
     shape = tuple(tensor.shape)
     at = next((at for at in range(len(shape)) if shape[at : at + 2] == tuple(tokens)), None)
     if at is None:

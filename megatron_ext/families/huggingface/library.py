@@ -49,11 +49,8 @@ class Headed(nn.Module):
 
 
 def transformers() -> Any:
-    """The library, imported where a model of it is trained.
-
-    Raises:
-        EngineError: it is not installed here, or too old.
-    """
+    """The library, imported where a model of it is trained. Raises EngineError: it is not installed here, or too
+    old."""
     try:
         library = import_module("transformers")
     except ImportError as error:
@@ -70,11 +67,8 @@ def transformers() -> Any:
 
 
 def config_of(model: ModelConfig) -> Any:
-    """The configuration that `model.config` leads to, as transformers reads it.
-
-    Raises:
-        EngineError: it cannot be read, or is of no family that transformers knows.
-    """
+    """The configuration that `model.config` leads to, as transformers reads it. Raises EngineError: it cannot be read,
+    or is of no family that transformers knows."""
     library = transformers()
     path = config_file(str(model.config))
     try:

@@ -36,11 +36,8 @@ class Adapters:
     """Which linear layers of a model have adapters, and how these begin and end."""
 
     def __init__(self, train: TrainConfig, layers: List[nn.Module], name: str, shares: Shares) -> None:
-        """`name` is the model's, for messages; `shares` is what a tensor group shares out of it.
-
-        Raises:
-            EngineError: a target is in no layer.
-        """
+        """`name` is the model's, for messages; `shares` is what a tensor group shares out of it. Raises EngineError: a
+        target is in no layer."""
         assert train.adapters is not None
         self._rank, self._alpha = train.adapters.lora_rank, train.adapters.lora_alpha
         self._seed = train.seed

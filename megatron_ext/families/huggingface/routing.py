@@ -75,11 +75,8 @@ class Routing:
     """The wires over which layers add up what their experts get."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Changes the model's configuration so that its own forward pass adds no loss.
-
-        Raises:
-            EngineError: the configuration asks for a loss that is computed in another way than those that are known.
-        """
+        """Changes the model's configuration so that its own forward pass adds no loss. Raises EngineError: the
+        configuration asks for a loss that is computed in another way than those that are known."""
         root, _ = base_of(model)
         path, row = layers_of(model)
         layers = list(row)

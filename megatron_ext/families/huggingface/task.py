@@ -98,10 +98,7 @@ class HuggingFaceTask(NextTokenTask):
 
     def keeps_apart(self) -> bool:
         """Tries, before a run, whether layers keep documents apart that share a sample; False: some are too large.
-
-        Raises:
-            EngineError: they do not.
-        """
+        Raises EngineError: they do not."""
         kinds = self.anatomy.kinds if self.packs else []
         return all(keeps_apart(self.anatomy, kinds.index(kind), self._plan.train.seed) for kind in {*kinds})
 

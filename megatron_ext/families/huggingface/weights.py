@@ -90,11 +90,8 @@ class Published:
     """Files of the weights of a whole model. A tensor is read when it is asked for, and no other one with it."""
 
     def __init__(self, model: nn.Module, files: Mapping[str, Path]) -> None:
-        """`model` is on the device meta; `files` has the file of each tensor.
-
-        Raises:
-            EngineError: the files cannot be read, or hold weights in a format that has to be computed back.
-        """
+        """`model` is on the device meta; `files` has the file of each tensor. Raises EngineError: the files cannot be
+        read, or hold weights in a format that has to be computed back."""
         self._folder = next(iter(files.values())).parent
         self._root, self._prefix = base_of(model)
         quantized = getattr(self._root.config, "quantization_config", None)

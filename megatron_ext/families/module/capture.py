@@ -32,11 +32,8 @@ def capture(
     path: Path,
     through: Tuple[Type[nn.Module], ...] = (),
 ) -> Pieces:
-    """The pieces of a model; the arguments are those of `tracing.trace`.
-
-    Raises:
-        EngineError: torch.fx cannot follow the forward pass; the message has the line of the user's code.
-    """
+    """The pieces of a model; the arguments are those of `tracing.trace`. Raises EngineError: torch.fx cannot follow the
+    forward pass; the message has the line of the user's code."""
     graph = trace(model, inputs, defaults, path, through)
     take_results(graph, model)
     return _Cutter(model, graph, tuple(inputs), path).pieces()

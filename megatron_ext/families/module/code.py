@@ -45,11 +45,8 @@ class UserCode(NamedTuple):
         return Fault(f"model.code={self.spec}: {text}")
 
     def function(self, name: str) -> Optional[Callable[..., Any]]:
-        """The function beside the model that has this name; None if the file has none.
-
-        Raises:
-            EngineError: it is not a function.
-        """
+        """The function beside the model that has this name; None if the file has none. Raises EngineError: it is not a
+        function."""
         found = getattr(self.module, name, None)
         if found is not None and not callable(found):
             raise self.error(f"{name} must be a function, not a {type(found).__name__}")
@@ -75,12 +72,8 @@ def digest(path: Path) -> str:
 
 
 def load(spec: str, expected_digest: Optional[str] = None) -> UserCode:
-    """Imports the file of `FILE.py:NAME`; what lies beside it can be imported by it.
-
-    Raises:
-        EngineError: the file or the name does not exist, the file is another one than when the run was launched, or
-            raises.
-    """
+    """Imports the file of `FILE.py:NAME`; what lies beside it can be imported by it. Raises EngineError: the file or
+    the name does not exist, the file is another one than when the run was launched, or raises."""
     file, _, name = spec.rpartition(":")
     path = Path(file)
     found = digest(path)

@@ -71,11 +71,8 @@ def look_at(
     functions: Functions,
     dtype: torch.dtype,
 ) -> Look:
-    """`inputs` are the arguments of the model's forward pass, whose tensors `samples` have.
-
-    Raises:
-        EngineError: the user's code raises, or its pieces cannot be trained on several stages.
-    """
+    """`inputs` are the arguments of the model's forward pass, whose tensors `samples` have. Raises EngineError: the
+    user's code raises, or its pieces cannot be trained on several stages."""
     try:
         return _Walk(code, pieces, inputs, samples[0], functions, dtype, META).look()
     except Fault:

@@ -25,10 +25,7 @@ from megatron_ext.tasks.task import DTYPES, Block, Micro, Task, Tensors
 
 def checked(task: Task, code: UserCode, plan: Plan) -> Task:
     """The task, whose blocks draw the same random numbers in every layout, and are computed again if the plan says so.
-
-    Raises:
-        EngineError: it cannot be trained.
-    """
+    Raises EngineError: it cannot be trained."""
     _require_attributes(task, code)
     try:
         check(task)

@@ -155,10 +155,7 @@ class ModuleTask(Task):
 
 def users_task(plan: Plan) -> Task:
     """The task that `model.code` of a plan leads to: a `Task` of the user's own, or one made of the user's module.
-
-    Raises:
-        EngineError: it leads nowhere, or to something that cannot be trained.
-    """
+    Raises EngineError: it leads nowhere, or to something that cannot be trained."""
     assert plan.model.code is not None
     with torch.random.fork_rng([]):
         torch.manual_seed(plan.train.seed)  # the file may make the model while it is imported
