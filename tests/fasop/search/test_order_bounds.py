@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
 from fasop.simulation.nodes import Nodes
 from fasop.simulation.replica_pipelines import by_replica
-from tests.support.cases import fewer
+from tests.support.cases import fast_first, fewer
 from tests.support.fasop.random_clusters import NETWORKS, random_case
 from tests.support.fasop.random_pipelines import all_partitions
 
@@ -94,14 +95,14 @@ def test_no_order_with_a_plan_that_is_fast_enough_is_left_out(first: int) -> Non
     assert 100 < fast < listed
 
 
-@pytest.mark.parametrize("first", range(0, fewer(24, 528), 24))
+@pytest.mark.parametrize("first", fast_first(1, product(range(0, fewer(24, 528), 8))))
 def test_no_plan_is_below_the_closer_bound_of_orders_that_are_too_many_to_build(
     first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_orders, "MOST", 1)
     monkeypatch.setattr(node_orders, "OF_LAYERS", 0)
     tried = 0
-    for seed in range(first, first + 24):
+    for seed in range(first, first + 8):
         training, kinds, choices = case_of(seed)
         space = Space(training, kinds, choices)
         found = [seconds.min() for _, _, seconds in every_order(training, kinds, choices)]
@@ -112,4 +113,4 @@ def test_no_plan_is_below_the_closer_bound_of_orders_that_are_too_many_to_build(
             for more in (0.99, 1.0001, 1.1, 1.5):
                 least = closer_least([space], more * best)
                 assert min(space.least, more * best) <= least <= min(more, 1 + 1e-9) * best, seed
-    assert tried > 5
+    assert tried

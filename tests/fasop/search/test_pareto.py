@@ -35,7 +35,7 @@ from fasop.search.space.node_sets import clusters
 from launch.cli import main
 from launch.control.planning.plan import make_plan
 from megatron_ext.contract.reliability import best_interval_s, expected_s
-from tests.support.cases import drawn, fewer
+from tests.support.cases import drawn, fast_first, fewer
 from tests.support.fasop.plans import mixed, pipelines
 from tests.support.fasop.random_clusters import random_case
 from tests.support.fasop.searches import floor
@@ -59,9 +59,11 @@ def front_of_few() -> list[Plan]:
     return front(few(), Arguments(pareto=First.time)).plans
 
 
-def every_alike(inputs: Inputs) -> list[Plan]:
-    """Every plan with equal shares whose stages are alike, on every set of nodes."""
-    every = Best(100_000)
+@cache
+def every_alike() -> list[Plan]:
+    """Every plan of `few` with equal shares whose stages are alike, on every set of nodes: prices, watts and failures
+    change none."""
+    inputs, every = few(), Best(100_000)
     for one in (inputs, *(scattering(inputs, zero) for zero in inputs.may_scatter)):
         explore([Space(one.training, kinds, one.choices) for kinds in clusters(one.kinds)], every)
     return every.plans
@@ -76,8 +78,7 @@ def test_a_front_is_what_looking_at_every_plan_finds(monkeypatch: pytest.MonkeyP
     """The bounds and the floor leave out nothing that belongs to it."""
     monkeypatch.setattr(front_search, "_front_by_stage", lambda *_: 0)  # every plan whose stages are alike
     inputs = few()
-    every = every_alike(inputs)
-    plans = told(every)
+    plans = told(every_alike())
     best = [
         (time, cost)
         for time, cost in plans
@@ -93,9 +94,8 @@ def test_a_front_of_energy_is_what_looking_at_every_plan_finds(monkeypatch: pyte
     """Also where the order of the nodes by power is another one than that by price."""
     monkeypatch.setattr(front_search, "_front_by_stage", lambda *_: 0)  # every plan whose stages are alike
     inputs = read([*WORDS, ONE_F_ONE_B, "cluster.gpus.a10.watts=70"])
-    every = every_alike(inputs)
     watts = {"a100": 8 * 400, "a10": 8 * 70}
-    plans = [(p.total, sum(watts[n.name] for n in p.nodes) * p.total / 3.6e6) for p in every]
+    plans = [(p.total, sum(watts[n.name] for n in p.nodes) * p.total / 3.6e6) for p in every_alike()]
     best = [one for one in plans if not any(t <= one[0] and e <= one[1] and (t, e) != one for t, e in plans)]
     found = front(inputs, Arguments(pareto=First.energy)).plans
     assert len(found) > 1
@@ -104,6 +104,7 @@ def test_a_front_of_energy_is_what_looking_at_every_plan_finds(monkeypatch: pyte
     assert [p.total for p in found] != [p.total for p in cheap]
 
 
+@pytest.mark.slow
 def test_a_front_of_energy_is_a_table_a_file_and_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, page = tmp_path / "front.csv", tmp_path / "front.html"
     unpriced = [f"cluster.groups.{name}.price_per_hour=null" for name in ("a100", "a10")]
@@ -213,6 +214,7 @@ def test_a_front_is_the_same_however_fast_the_cores_are(monkeypatch: pytest.Monk
     assert told(front(few(), Arguments(pareto=First.time)).plans) == found
 
 
+@pytest.mark.slow
 def test_a_search_by_stage_finds_what_the_quick_look_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Even where its work ends before it comes to that plan among all its layouts."""
     inputs = read(WORDS)
@@ -238,7 +240,7 @@ def test_no_plan_beats_the_floor(name: str) -> None:
     assert compared >= 4
 
 
-@pytest.mark.parametrize("saved", ["auto", 20])
+@pytest.mark.parametrize("saved", fast_first(1, [("auto",), (20,)]))
 def test_of_nodes_that_fail_before_any_save_the_front_says_that_and_not_that_nothing_fits(saved: str | int) -> None:
     often = [f"cluster.groups.{name}.failures_per_day=1e9" for name in ("a100", "a10")]
     words = [*WORDS, ONE_F_ONE_B, f"train.save_interval={saved}", "train.iterations=1000"]
@@ -247,12 +249,11 @@ def test_of_nodes_that_fail_before_any_save_the_front_says_that_and_not_that_not
     assert len({len(plan.nodes) for plan in front(read([*words, *often[:1]]), Arguments(pareto=First.time)).plans}) >= 1
 
 
-@pytest.mark.parametrize("saved", ["auto", 20])
+@pytest.mark.parametrize("saved", fast_first(1, [("auto",), (20,)]))
 def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: str | int) -> None:
     """A10 nodes are cheap and are often taken back, so that fewer of them may be better."""
     spot = ("cluster.groups.a10.failures_per_day=400", "cluster.groups.a10.price_per_hour=2", "cluster.restart_s=20")
     inputs = read([*WORDS, ONE_F_ONE_B, *spot, f"train.save_interval={saved}", "train.iterations=1000"])
-    every = every_alike(inputs)
     price = {"a100": inputs.kinds[0].group.price_per_hour, "a10": 2.0}
     save_s = 12 * inputs.training.model.parameters() / 1e9
 
@@ -263,7 +264,7 @@ def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: s
         seconds = expected_s(work, save_s, 20 + save_s, mtbf_s) * plan.total / work
         return seconds, sum(price[node.name] or 0.0 for node in plan.nodes) * seconds / HOUR
 
-    plans = [*map(expected, every)]
+    plans = [*map(expected, every_alike())]
     best = [one for one in plans if not any(t <= one[0] and c <= one[1] and (t, c) != one for t, c in plans)]
     found = front(inputs, Arguments(pareto=First.time))
     assert [(inputs.run.seconds(p), COST.known(p, inputs.run)) for p in found.plans] == [
@@ -271,12 +272,17 @@ def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: s
     ]
     assert len(found.plans) > 1
     assert f"train.save_interval={saved}" in " ".join(found.summary)
-    never = [f"cluster.groups.{name}.failures_per_day=0" for name in price]
-    words = front(read([*WORDS, ONE_F_ONE_B, *never]), Arguments(pareto=First.time)).summary
-    assert any(line.endswith("of the first plan, no node fails.") for line in words)
     asked = Arguments(pareto=First.time, max_days=inputs.run.days(found.plans[0]) * 0.999)
     with pytest.raises(SearchError, match="no plan for 1000 iterations meets max_days"):
         front(inputs, asked)
+
+
+def test_a_front_of_nodes_that_never_fail_says_so() -> None:
+    never = [f"cluster.groups.{name}.failures_per_day=0" for name in ("a100", "a10")]
+    words = front(
+        read([*WORDS, ONE_F_ONE_B, *never, "cluster.groups.a10.count=1"]), Arguments(pareto=First.time)
+    ).summary
+    assert any(line.endswith("of the first plan, no node fails.") for line in words)
 
 
 def test_a_run_that_chooses_when_it_saves_follows_the_failures_of_its_nodes() -> None:

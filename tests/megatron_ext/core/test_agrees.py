@@ -21,7 +21,7 @@ from tests.support.megatron_ext.engine_run import VOCAB, make_run
 
 pytest.importorskip("megatron.core", reason="megatron-core is not installed")
 
-TEN = ("train.iterations=10", "train.log_interval=1")
+SIX = ("train.iterations=6", "train.log_interval=1")
 
 
 def losses(folder: Path, corpus: Path, *words: str) -> np.ndarray:
@@ -37,7 +37,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[st
 
     def of(model: str) -> np.ndarray:
         if model not in known:
-            known[model] = losses(tmp_path_factory.mktemp(model), corpus, *MODELS[model], *SINGLE, *TEN)
+            known[model] = losses(tmp_path_factory.mktemp(model), corpus, *MODELS[model], *SINGLE, *SIX)
         return known[model]
 
     return of
@@ -47,8 +47,8 @@ def ours(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Callable[[st
 def test_losses_are_those_of_tdpps_own_engine(
     tmp_path: Path, corpus: Path, ours: Callable[[str], np.ndarray], model: str, layout: str
 ) -> None:
-    theirs = losses(tmp_path / "run", corpus, MEGATRON, *MODELS[model], *LAYOUTS[layout], *TEN)
-    assert len(theirs) == 10
+    theirs = losses(tmp_path / "run", corpus, MEGATRON, *MODELS[model], *LAYOUTS[layout], *SIX)
+    assert len(theirs) == 6
     np.testing.assert_allclose(theirs, ours(model), rtol=0, atol=1e-5)
 
 

@@ -42,7 +42,7 @@ from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages
 from launch.cli import main
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Recompute, Schedule
-from tests.support.cases import fewer
+from tests.support.cases import fast_first, fewer
 from tests.support.fasop.random_clusters import NETWORKS, random_case
 from tests.support.fasop.random_pipelines import all_partitions
 
@@ -261,8 +261,7 @@ def test_layouts_behind_those_that_are_built_count_with_their_bounds(
     assert 0 < found[0].left <= len(plans)
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("seed", range(30, 42))
+@pytest.mark.parametrize(("seed", "network"), fast_first(3 * len(NETWORKS), product(range(30, 42), NETWORKS)))
 def test_no_plan_is_below_its_bounds(seed: int, network: str) -> None:
     _, kinds, _, plans = small_case(seed, alike=seed % 3 != 0, network=network)
     names = [kind.name for kind in kinds]
