@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from fasop.search.proof import prove
 from fasop.search.search import Best, Coverage, explore
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
-from fasop.simulation.predict import predict_plan
+from fasop.simulation.predict import Prediction, predict_plan
 from tests.support.cases import fewer
 from tests.support.fasop.random_clusters import random_case, with_links
 from tests.support.fasop.random_pipelines import all_partitions
@@ -32,8 +33,13 @@ SHAPES = ((1, 1, 2), (2, 2), (1, 2, 3), (2, 1, 1), (1, 3), (3, 3), (2, 2, 2))
 """Nodes of each kind. Of three kinds, each replica can be the slowest one in another way."""
 
 
-def crossed_case(seed: int) -> tuple[Training, Sequence[NodeKind], Choices, bool]:
-    """Kinds of nodes with few GPUs, so that the replicas of a stage lie on several; and whether their shares differ."""
+Case = tuple[Training, Sequence[NodeKind], Choices, bool]
+"""And whether shares differ."""
+
+
+@cache
+def crossed_case(seed: int) -> Case:
+    """Kinds of nodes with few GPUs, so that the replicas of a stage lie on several."""
     rng = np.random.default_rng(seed)
     while True:
         training, kinds, choices = random_case(rng, alike=rng.random() < 0.8)
@@ -76,17 +82,33 @@ def every_plan(
     return found
 
 
-def best_of(training: Training, kinds: Sequence[NodeKind], choices: Choices, *, uneven: bool) -> float:
-    """Seconds, each plan predicted by itself; infinite where none fits."""
-    best = math.inf
-    for plan in every_plan(training, kinds, choices, uneven=uneven):
-        predicted = predict_plan(plan)
-        if all(stage.memory_gib <= stage.limit_gib * (1 + 1e-9) for stage in predicted.stages):
-            best = min(best, predicted.iteration_s)
-    return best
+Replayed = list[tuple[PlacedTraining, Prediction]]
+"""Every plan of a case, predicted by itself."""
 
 
-def searched(case: tuple[Training, Sequence[NodeKind], Choices, bool], top: int) -> tuple[Best, Coverage]:
+def replay(case: Case) -> Replayed:
+    training, kinds, choices, uneven = case
+    return [(plan, predict_plan(plan)) for plan in every_plan(training, kinds, choices, uneven=uneven)]
+
+
+@cache
+def replayed(seed: int) -> Replayed:
+    return replay(crossed_case(seed))
+
+
+def best_of(plans: Replayed) -> float:
+    """Seconds; infinite where none fits."""
+    return min(
+        (
+            predicted.iteration_s
+            for _, predicted in plans
+            if all(stage.memory_gib <= stage.limit_gib * (1 + 1e-9) for stage in predicted.stages)
+        ),
+        default=math.inf,
+    )
+
+
+def searched(case: Case, top: int) -> tuple[Best, Coverage]:
     training, kinds, choices, uneven = case
     best = Best(top)
     return best, explore([Space(training, kinds, choices, uneven=uneven)], best)
@@ -94,9 +116,7 @@ def searched(case: tuple[Training, Sequence[NodeKind], Choices, bool], top: int)
 
 @pytest.mark.parametrize("seed", range(fewer(10, 60)))
 def test_the_first_plan_is_the_best_of_all_however_many_are_shown(seed: int) -> None:
-    case = crossed_case(seed)
-    training, kinds, choices, uneven = case
-    best = best_of(training, kinds, choices, uneven=uneven)
+    case, best = crossed_case(seed), best_of(replayed(seed))
     for top in (1, 3, 12):
         found, seen = searched(case, top)
         first = min((plan.total for plan in found.plans), default=math.inf)
@@ -110,21 +130,21 @@ def test_the_first_plan_is_the_best_of_all_however_many_are_shown(seed: int) -> 
 @pytest.mark.parametrize("seed", range(fewer(10, 60)))
 def test_no_plan_takes_less_than_the_bound_of_its_sizes(seed: int) -> None:
     """In any order, with any partition: of the sizes, schedule and recomputation."""
-    training, kinds, choices, uneven = crossed_case(seed)
+    _, kinds, *_ = crossed_case(seed)
     bounds, known = LowerBounds(kinds), dict[object, float]()
-    for plan in every_plan(training, kinds, choices, uneven=uneven):
+    for plan, predicted in replayed(seed):
         one = replace(plan.training, parallel=replace(plan.training.parallel, partition=None, node_order=None))
         if one.parallel not in known:
             p = one.parallel
             known[p] = float(bounds.of([one], Way.of(p), kinds)[0])
-        assert known[one.parallel] <= predict_plan(plan).iteration_s * (1 + 1e-9), one.parallel
+        assert known[one.parallel] <= predicted.iteration_s * (1 + 1e-9), one.parallel
 
 
 @pytest.mark.parametrize("seed", range(8, 8 + fewer(5, 30)))
 def test_linear_programs_bound_all_plans_more_closely(seed: int) -> None:
     case = crossed_case(seed)
     training, kinds, choices, uneven = case
-    best = best_of(training, kinds, choices, uneven=uneven)
+    best = best_of(replayed(seed))
     found, seen = searched(case, 1)
     spaces = [Space(training, kinds, choices, uneven=uneven)]
     closer = closer_least(spaces, found.plans[0].total if found.plans else 1.0)
@@ -178,7 +198,7 @@ def test_no_replica_need_be_as_slow_as_the_slowest_stages_of_three_kinds() -> No
     training = replace(inputs.training, parallel=parallel)
     choices = Choices(data=(2,), pipeline=(2,), micro_batch_size=(1,), schedule=(Schedule.one_f_one_b,))
     case = training, kinds, choices, False
-    best, found = best_of(training, kinds, choices, uneven=False), searched(case, 1)[0].plans[0]
+    best, found = best_of(replay(case)), searched(case, 1)[0].plans[0]
     assert found.total == pytest.approx(best, rel=1e-9)
     one = replace(training, parallel=replace(parallel, data=2, pipeline=2))
     bound = float(LowerBounds(kinds).of([one], Way(Schedule.one_f_one_b, 1, one.parallel.recompute), kinds)[0])
