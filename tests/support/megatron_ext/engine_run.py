@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ class EngineRun:
         sys.stdout.flush()
         if self.plan.engine == MEGATRON_CORE:
             library.preload()
+        elif self.plan.model.config is not None:
+            import_module("transformers.modeling_utils")  # as torch._dynamo above: four CPU seconds a rank
         pid = os.fork()
         if pid == 0:
             for stream, path in ((1, self.run.node_out("local-0")), (2, self.run.node_err("local-0"))):
