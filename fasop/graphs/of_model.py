@@ -176,9 +176,9 @@ def _fixed(training: Training, kinds: Sequence[str]) -> float:
     return float(sum(model.block(name).fixed_bytes for name in kinds)) if isinstance(model, MeasuredModule) else 0.0
 
 
-def _between(training: Training, kind: int = 0, in_flight: float = 1.0) -> StageMemory[float]:
+def _between(training: Training, kind: int) -> StageMemory[float]:
     """Work out the memory of a stage between others."""
-    return stage_memory(_of_stages(training, 3), 1.0, in_flight, kind)
+    return stage_memory(_of_stages(training, 3), 1.0, 1.0, kind)
 
 
 def _of_stages(training: Training, stages: int) -> Training:

@@ -31,9 +31,9 @@ _SCRIPT = (
 )
 
 
-def command(host: str, verb: str, python: str = sys.executable) -> list[str]:
+def command(host: str, verb: str) -> list[str]:
     """The whole command line that does a `verb` of `launch.on_host` on a host."""
-    there = shlex.join(["sh", "-c", _SCRIPT, "sh", str(PROJECT), python, MODULE, verb])
+    there = shlex.join(["sh", "-c", _SCRIPT, "sh", str(PROJECT), sys.executable, MODULE, verb])
     return ["ssh", *OPTIONS, "--", host, there]
 
 

@@ -167,9 +167,9 @@ class Traffic:
         if self._on and group is not None:
             self._counted[kind, 1] += (dist.get_world_size(group) - 1) * own.nbytes
 
-    def shared_out(self, whole: Tensor, group: Optional[dist.ProcessGroup], kind: str = WEIGHTS) -> None:
+    def shared_out(self, whole: Tensor, group: Optional[dist.ProcessGroup]) -> None:
         """Counts the same, where each rank of the group hands its part of `whole` to all others."""
-        self._shared(kind, whole, group, 1)
+        self._shared(WEIGHTS, whole, group, 1)
 
     def reduce_scattered(self, tensor: Tensor, group: Optional[dist.ProcessGroup], kind: str = TENSOR) -> None:
         """Counts a sum over a group, of which each rank takes a share."""

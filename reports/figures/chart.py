@@ -34,11 +34,9 @@ def thinned(values: pd.Series) -> pd.Series:
     return values.iloc[sorted({*spans.idxmin(), *spans.idxmax(), *gaps.groupby(gaps // span).first()})]
 
 
-def lines(
-    series: Sequence[pd.Series], *, x_title: str, title: str, from_zero: bool = False, dots: Sequence[str] = ()
-) -> go.Figure:
+def lines(series: Sequence[pd.Series], *, x_title: str, title: str, from_zero: bool = False) -> go.Figure:
     """A chart of one or more series over a common x, their index; a value that is missing breaks the line. `from_zero`:
-    let the y axis begin at 0. `dots`: names of those that are not joined by a line."""
+    let the y axis begin at 0."""
     several = len(series) > 1
     made = figure(title=escape(title), showlegend=several, height=280 if several else 260)
     made.update_layout(margin_t=54 if several else 30)  # under the title there is a legend, or none
@@ -50,7 +48,7 @@ def lines(
             x=one.index.tolist(),
             y=one.tolist(),
             name=name,
-            mode="markers" if one.name in dots else "lines+markers",
+            mode="lines+markers",
             marker={"size": 4},
             line={"width": 1.8},
             hovertemplate=f"{name}: %{{y:.6~g}} at {escape(x_title)} %{{x:~g}}<extra></extra>",
@@ -287,8 +285,8 @@ def rows_height(count: int) -> int:
     return count * ROWS[count > MANY]
 
 
-def stacked(rows: Sequence[str], parts: Sequence[Part], *, title: str, unit: str) -> go.Figure:
-    """A bar for each row, from above to below, of the parts one after another."""
+def stacked(rows: Sequence[str], parts: Sequence[Part], title: str) -> go.Figure:
+    """A bar for each row, from above to below, of the parts one after another, in milliseconds."""
     made = figure(
         title=escape(title),
         height=110 + rows_height(len(rows)),
@@ -305,8 +303,8 @@ def stacked(rows: Sequence[str], parts: Sequence[Part], *, title: str, unit: str
             x=list(part.values),
             y=[escape(row) for row in rows],
             marker={"color": part.colour, "pattern": pattern, "line": {"width": 0}},
-            hovertemplate=f"%{{y}}: {escape(part.name)} %{{x:,.1f}} {escape(unit)}<extra></extra>",
+            hovertemplate=f"%{{y}}: {escape(part.name)} %{{x:,.1f}} ms<extra></extra>",
         )
     made.update_yaxes(autorange="reversed", showgrid=False, type="category", ticklabelstandoff=6)
-    made.update_xaxes(ticksuffix=f" {escape(unit)}")
+    made.update_xaxes(ticksuffix=" ms")
     return made

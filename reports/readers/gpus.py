@@ -29,6 +29,8 @@ from reports.readers.record import Record
 BYTES = 16 << 20
 """Read of all files together, of each its end, so that a report does not take minutes after weeks of readings."""
 LEAST_BYTES = 64 << 10
+SPANS = 200
+"""Points of a course at most."""
 USE = (
     *("node", "index", "name", "utilisation", "power_w", "power_limit_w", "memory_mib", "memory_total_mib"),
     *("temperature_c", "fault"),
@@ -146,14 +148,14 @@ def _uses(samples: pd.DataFrame) -> pd.DataFrame:
     return uses.reset_index().rename(columns={"memory_used_mib": "memory_mib"})[list(USE)]
 
 
-def _course(samples: pd.DataFrame, most: int = 200) -> pd.DataFrame:
-    """Returns means over at most so many spans of equal length."""
+def _course(samples: pd.DataFrame) -> pd.DataFrame:
+    """Returns means over at most `SPANS` spans of equal length."""
     timed = samples.assign(
         unix=[one.unix for one in samples["reading"]], interval_s=[one.interval_s for one in samples["reading"]]
     )
     timed = timed[timed["interval_s"] > 0]
     begin, end = timed["unix"].min(), timed["unix"].max()
-    span = max((end - begin) / most, timed["interval_s"].max(), 1) if len(timed) else 1
+    span = max((end - begin) / SPANS, timed["interval_s"].max(), 1) if len(timed) else 1
     hours = ((timed["unix"] - begin) // span + 0.5) * span / 3600
     usual = timed.groupby([hours.rename("hours"), "uuid"])[["utilisation", "power_w"]].median()
     by_hours = usual.groupby("hours")

@@ -14,6 +14,8 @@ from conf.run_folder.log_lines import ELAPSED, LAST, IterationLine, is_whole, it
 
 AHEAD = 24
 """How many lines may lie between the parts of one that was cut."""
+LONGEST = 4096
+"""Characters of both parts of a line that are put back together, so that nothing takes long."""
 ALIKE = 24
 """How many characters at the begin of what landed inside may look as if they belonged there."""
 
@@ -94,24 +96,18 @@ class Lines:
                     return match
         return None
 
-    def rejoin(
-        self, line: str, begin: int, ending: str, accept: Callable[[str], bool] = bool, longest: int = 4096
-    ) -> str | None:
-        """The same for a line into which anything may have landed, after its first `begin` characters.
+    def rejoin(self, line: str, begin: int, ending: str) -> str | None:
+        """The same for an iteration's line into which anything may have landed, after its first `begin` characters; the
+        other part has `ending` in it.
 
         None also where the cut is inside a number: a digit of the other line would change it.
-
-        Args:
-            ending: what the other part has in it.
-            accept: whether the whole line can be.
-            longest: characters of both parts, so that nothing takes long.
         """
         for index in range(AHEAD):
             other = self.peek(index)
             if other is None:
                 return None
-            if ending in other and len(line) + len(other) <= longest:
-                cuts = (cut for cut in range(len(line), begin - 1, -1) if accept(line[:cut] + other))
+            if ending in other and len(line) + len(other) <= LONGEST:
+                cuts = (cut for cut in range(len(line), begin - 1, -1) if is_whole(line[:cut] + other))
                 cut = next(cuts, None)
                 if cut is not None and not {line[cut - 1], other[0]} <= _OF_NUMBERS:
                     del self._ahead[index]
@@ -227,7 +223,7 @@ def _logged(line: str, source: Lines, damaged: list[str]) -> IterationLine | Non
     """What an iteration's line says, if need be put together with its other half; adds to `damaged` what is lost."""
     logged, reached = iteration_line(line), progress(line)
     if logged is None and reached is not None and not line.rstrip().endswith("|"):
-        whole = source.rejoin(line, line.index("|") + 1, LAST.partition(" of ")[2], is_whole)
+        whole = source.rejoin(line, line.index("|") + 1, LAST.partition(" of ")[2])
         logged = iteration_line(whole) if whole is not None else None
     if logged is None and not source.at_cut:
         named = "an iteration" if reached is None else f"iteration {reached[0]}"

@@ -34,7 +34,7 @@ def adaptive_section(record: Record) -> str:
         _chart([_batches(record)], "Global batch", from_zero=True),
         _chart([_decided(made, "noise scale", lambda one: one.noise_scale)], "Noise scale (samples)", from_zero=True),
         _chart([_decided(made, "similarity", lambda one: one.similarity)], "Similarity of the halves"),
-        _chart([_logged(record, "learning_rate", "learning rate")], "Learning rate", from_zero=True),
+        _chart([_learning_rate(record)], "Learning rate", from_zero=True),
     ]
     changes = [one for one in made if one.changes]
     kept = len(made) - len(changes)
@@ -55,12 +55,12 @@ def _batches(record: Record) -> pd.Series:
     return pd.Series([batch for _, batch in points], [samples for samples, _ in points], name="global batch")
 
 
-def _logged(record: Record, key: str, name: str) -> pd.Series:
-    """Returns a logged figure over consumed samples."""
-    metrics = record.metrics
-    if key not in metrics or SAMPLES not in metrics:
+def _learning_rate(record: Record) -> pd.Series:
+    """Over consumed samples."""
+    metrics, name = record.metrics, "learning rate"
+    if "learning_rate" not in metrics or SAMPLES not in metrics:
         return pd.Series(dtype="float64", name=name)
-    return pd.Series(metrics[key].astype(float).to_numpy(), metrics[SAMPLES].to_numpy(), name=name).dropna()
+    return pd.Series(metrics["learning_rate"].astype(float).to_numpy(), metrics[SAMPLES].to_numpy(), name=name).dropna()
 
 
 def _decided(made: Sequence[Decision], name: str, value: Callable[[Decision], float | None]) -> pd.Series:

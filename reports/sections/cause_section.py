@@ -229,7 +229,7 @@ def _chart(idle: pd.DataFrame) -> str:
     shown = [part for part in parts if sum(part.values) > 0]
     title = f"An iteration of each {by}"
     names = [str(one) if by == "node" else f"{by} {one}" for one in stages.index]
-    return embedded(stacked(names, shown, title=title, unit="ms"), title)
+    return embedded(stacked(names, shown, title), title)
 
 
 def _tables(why: Why, plan: Plan) -> str:
