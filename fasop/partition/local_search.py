@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.chains import both_passes, with_one_more
+from fasop.partition.climbing import climb_of
 from fasop.partition.heterogeneous_layers import (
     cuts_elsewhere,
     fitting,
@@ -172,7 +173,7 @@ def improved(
     Of equal moves the most promising wins, and of those the first. A pipeline, none of whose partitions takes less than
     its `least` seconds, is left as it is once nothing that it may reach (`REACH`) is of `worth`; without, none is.
     """
-    found, times = partitions.copy(), pipelines.iteration(partitions)
+    found, times, climb = partitions.copy(), pipelines.iteration(partitions), climb_of(pipelines)
     parts = len(found)
     pairs = np.array([(a, b) for a in range(parts) for b in range(parts) if a != b]).reshape(-1, 2)
     first = min(2 * parts, len(pairs))
@@ -180,6 +181,9 @@ def improved(
     while len(active) and len(pairs):
         if worth is not None:
             active = active[worth(_reach(times, least, moves))[active]]
+        if climb is not None:
+            active, moves = active[climb.move(found, times, active)], moves + 1
+            continue
         gained = np.zeros(len(active), bool)
         batch = max(1, CELLS // (parts * len(pairs)))
         for begin in range(0, len(active), batch):
@@ -256,7 +260,10 @@ def _tried(
     owner, move = np.nonzero(promising)
     seconds = np.full(promising.shape, np.inf)
     source, target = pairs[owner, move].T
-    seconds[owner, move] = pipelines.moved(partitions, owner, source, target, limits[owner])
+    near, many, lines = partitions[:, owner], np.arange(len(owner)), pipelines.take(owner)
+    near[source, many] -= 1
+    near[target, many] += 1
+    seconds[owner, move] = np.where(lines.fits(near), lines.iteration(near, limits[owner]), np.inf)
     best = np.argmin(seconds, axis=1)
     moved = partitions.copy()
     source, target = pairs[every, best].T

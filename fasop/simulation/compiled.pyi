@@ -11,20 +11,31 @@ def ordered(lists: Sequence[Numbers], chunks: int) -> tuple[Numbers, int]: ...
 def ends(
     actions: Numbers, slots: int, compute: Floats, send: Floats, start: Floats, busy: Floats, link: Numbers | None
 ) -> Floats: ...
-def moved(
-    actions: Numbers,
-    slots: int,
-    compute: Floats,
-    send: Floats,
-    start: Floats,
-    busy: Floats,
-    link: Numbers | None,
-    exposed: Floats,
-    embedding: Floats,
-    owner: Integers,
-    source: Integers,
-    target: Integers,
-) -> Floats: ...
+
+class Replica:
+    def __init__(
+        self,
+        actions: Numbers,
+        slots: int,
+        chunks: int,
+        link: Numbers,
+        one_way: NDArray[np.uint8],
+        shares: Floats,
+        table: Floats,
+    ) -> None: ...
+
+class Climb:
+    def __init__(
+        self,
+        replicas: list[Replica],
+        first: Integers,
+        members: Integers,
+        capacity: Integers,
+        shares: Floats,
+        full: float,
+    ) -> None: ...
+    def move(self, partitions: Integers, seconds: Floats, columns: Integers) -> NDArray[np.bool_]: ...
+
 def longest(
     actions: Numbers,
     slots: int,

@@ -161,7 +161,7 @@ cdef class _Pipelines:
     """The times of one pipeline, or of LANES at once, which take hardly longer; and in `now`, one behind the other, when
     stages are done and messages arrive: [rows, lanes] each."""
 
-    cdef int stages, parts, queues, lanes
+    cdef int stages, parts, slots, queues, lanes
     cdef double[::1] space
     cdef double *compute
     cdef double *send
@@ -172,7 +172,8 @@ cdef class _Pipelines:
 
     def __init__(self, int stages, int parts, int slots, link, int lanes):
         """Vectors of all lanes begin with a line of the cache."""
-        self.stages, self.parts, self.queues, self.lanes = stages, parts, link is not None, lanes
+        self.stages, self.parts, self.slots = stages, parts, slots
+        self.queues, self.lanes = link is not None, lanes
         self.space = np.zeros(lanes * (6 * parts + 5 * stages + slots) + LANES)
         self.compute = &self.space[LANES - <Py_ssize_t>&self.space[0] % (8 * LANES) // 8]
         self.send = self.compute + lanes * 4 * parts
@@ -220,20 +221,38 @@ cdef class _Pipelines:
         for at in range(2 * self.lanes * self.stages if self.queues else 0):
             self.free[at] = -INFINITY
 
-    cdef void noted(self, const int[:, ::1] actions, unsigned char[::1] waited, unsigned char[::1] queued) noexcept:
-        """The same of one pipeline; notes which actions waited for their message, and which of their messages for a
-        link."""
+
+cdef class _Traced(_Pipelines):
+    """One pipeline, and the chain of passes and messages that ends last: how often a pass is on it, and a message."""
+
+    cdef const int[:, ::1] actions
+    cdef const double[::1] shares
+    cdef unsigned char[::1] waited, queued
+    cdef double[:, ::1] passes, messages
+    cdef double[::1] here, behind
+    cdef double total
+
+    def __init__(self, const int[:, ::1] actions, int slots, int stages, int parts, link, const double[::1] shares):
+        _Pipelines.__init__(self, stages, parts, slots, link, 1)
+        self.actions, self.shares = actions, shares
+        self.waited, self.queued = np.zeros(len(actions), np.uint8), np.zeros(len(actions), np.uint8)
+        self.passes, self.messages = np.empty((2, parts)), np.empty((2, stages))
+        self.here, self.behind = np.empty(stages), np.empty(2 * stages)
+
+    cdef int trace(self, const double[:] after) noexcept:
+        """Goes through all actions, notes which waited for their message, and which of their messages for a link, and
+        then goes back. Returns the stage that ends last, of equal ones the first; at its `here` the chain begins."""
         cdef Py_ssize_t number
-        cdef int kind, stage, link
-        cdef double done, begin, other
+        cdef int kind, stage, way, link, last = 0
+        cdef double done, begin, other, sent, on_path
         self._free_links()
-        for number in range(len(actions)):
-            kind, stage = actions[number, 0], actions[number, 1]
-            done, other = self.now[stage], self.now[actions[number, 3]]
-            waited[number] = other > done
+        for number in range(self.actions.shape[0]):
+            kind, stage = self.actions[number, 0], self.actions[number, 1]
+            done, other = self.now[stage], self.now[self.actions[number, 3]]
+            self.waited[number] = other > done
             if other > done:
                 done = other
-            done += self.compute[actions[number, 5]]
+            done += self.compute[self.actions[number, 5]]
             self.now[stage] = done
             if kind == WEIGHT:
                 continue
@@ -242,9 +261,39 @@ cdef class _Pipelines:
                 link = self.link[0 if kind == FORWARD else 1, stage]
                 if self.free[link] > begin:
                     begin = self.free[link]
-                self.free[link] = begin + self.busy[(0 if kind == FORWARD else self.parts) + actions[number, 2]]
-                queued[number] = begin > done
-            self.now[actions[number, 4]] = begin + self.send[actions[number, 6]]
+                other = self.busy[(0 if kind == FORWARD else self.parts) + self.actions[number, 2]]
+                self.free[link] = begin + other
+                self.queued[number] = begin > done
+            self.now[self.actions[number, 4]] = begin + self.send[self.actions[number, 6]]
+        for stage in range(self.stages):
+            self.now[stage] += after[stage]
+            if self.now[stage] > self.now[last]:
+                last = stage
+        self.total = self.now[last]
+        self.passes[:], self.messages[:], self.here[:], self.behind[:] = 0.0, 0.0, 0.0, 0.0
+        self.here[last] = 1
+        for number in range(self.slots):
+            self.now[self.stages + number] = 0
+        for number in range(self.actions.shape[0] - 1, -1, -1):
+            kind, stage = self.actions[number, 0], self.actions[number, 1]
+            way = 0 if kind == FORWARD else 1
+            on_path = self.here[stage]
+            if kind != WEIGHT:
+                sent = self.now[self.actions[number, 4]]
+                self.now[self.actions[number, 4]] = 0
+                if self.queues:
+                    sent += self.behind[self.link[way, stage]]
+                    self.behind[self.link[way, stage]] = sent if self.queued[number] else 0
+                if self.actions[number, 2] != (0 if way else self.parts - 1):  # the model's ends send nothing
+                    self.messages[way, stage] += sent
+                on_path += 0 if self.queues and self.queued[number] else sent
+            self.passes[way, self.actions[number, 2]] += self.shares[kind] * on_path
+            if kind == WEIGHT:
+                continue
+            self.here[stage] = 0 if self.waited[number] else on_path
+            if self.actions[number, 3] >= self.stages:
+                self.now[self.actions[number, 3]] = on_path if self.waited[number] else 0
+        return last
 
 
 def ends(
@@ -275,104 +324,379 @@ def ends(
     return found.base
 
 
-def moved(
-    const int[:, ::1] actions, int slots, const double[:, :, :, :] compute, const double[:, :, :] send,
-    const double[:, :, :] start, const double[:, :, :] busy, link, const double[:, :, :] exposed,
-    const double[:] embedding, const long[:] owner, const long[:] source, const long[:] target,
-):
-    """[moves]: seconds of an iteration of pipeline `owner` with one layer more in part `target`, of `source`.
-
-    Args:
-        compute: [3, kinds, parts, pipelines]: with a layer less in each part, with its layers, and with one more.
-        start, exposed: [3, stages, pipelines]: likewise of stages; `exposed` is what follows on their last action.
-        embedding: [pipelines]: what follows on that of the first and the last stage.
-
-    The rest is as for `ends`.
-    """
-    cdef int stages = start.shape[1], parts = compute.shape[2], stage, off, onto, changed
-    cdef Py_ssize_t move, lane, number, column, before, moves = owner.shape[0]
-    cdef _Pipelines some = _Pipelines(stages, parts, slots, link, LANES)
-    cdef double own, last, ends
-    cdef double[::1] found = np.empty(moves)
-    for move in range(0, moves, LANES):
-        for lane in range(LANES):
-            number, before = min(move + lane, moves - 1), move + lane - LANES
-            column, off, onto = owner[number], source[number] % stages, target[number] % stages
-            if move and owner[before] == column:
-                some.change(lane, compute[1], source[before], column)
-                some.change(lane, compute[1], target[before], column)
-                for stage in range(stages):
-                    some.now[LANES * stage + lane] = start[1, stage, column]
-            else:
-                some.load(lane, compute[1], send, start[1], busy, column)
-            some.change(lane, compute[0], source[number], column)
-            some.change(lane, compute[2], target[number], column)
-            if off != onto:
-                some.now[LANES * off + lane], some.now[LANES * onto + lane] = start[0, off, column], start[2, onto, column]
-        some.replay(actions)
-        for lane in range(min(LANES, moves - move)):
-            number = move + lane
-            column, off, onto = owner[number], source[number] % stages, target[number] % stages
-            last, ends = -INFINITY, -INFINITY
-            for stage in range(stages):
-                changed = 1 if off == onto else 0 if stage == off else 2 if stage == onto else 1
-                own = some.now[LANES * stage + lane] + exposed[changed, stage, column]
-                last = max(last, own)
-                if stage == 0 or stage == stages - 1:
-                    ends = max(ends, own)
-            found[number] = max(last, ends + embedding[column])
-    return found.base
-
-
 def longest(
     const int[:, ::1] actions, int slots, const double[:, :, :] compute, const double[:, :, :] send,
     const double[:, :] start, const double[:, :, :] busy, link, const double[:, :] after, const double[::1] shares,
 ):
     """What `vectorised.Longest` has, in its order. `after` [stages, pipelines] comes after a stage's last action, and
     `shares` [kinds] is what part of a pass a kind is; the rest as for `ends`."""
-    cdef int stages = start.shape[0], parts = compute.shape[1], stage, kind, way, last
-    cdef Py_ssize_t column, number, pipelines = start.shape[1]
-    cdef _Pipelines one = _Pipelines(stages, parts, slots, link, 1)
-    cdef unsigned char[::1] waited = np.zeros(len(actions), np.uint8), queued = np.zeros(len(actions), np.uint8)
-    cdef double[:, :, ::1] passes = np.zeros((2, parts, pipelines)), messages = np.zeros((2, stages, pipelines))
+    cdef int stages = start.shape[0], parts = compute.shape[1], last
+    cdef Py_ssize_t column, pipelines = start.shape[1]
+    cdef _Traced one = _Traced(actions, slots, stages, parts, link, shares)
+    cdef double[:, :, ::1] passes = np.empty((2, parts, pipelines)), messages = np.empty((2, stages, pipelines))
     cdef double[:, ::1] begun = np.empty((stages, pipelines)), end = np.zeros((stages, pipelines))
-    cdef double[::1] total = np.empty(pipelines), here = np.empty(stages), behind = np.empty(2 * stages)
-    cdef double sent, on_path
+    cdef double[::1] total = np.empty(pipelines)
     for column in range(pipelines):
         one.load(0, compute, send, start, busy, column)
-        one.noted(actions, waited, queued)
-        last = 0
-        for stage in range(stages):
-            one.now[stage] += after[stage, column]
-            if one.now[stage] > one.now[last]:
-                last = stage
-            here[stage] = behind[stage] = behind[stages + stage] = 0
-        total[column] = one.now[last]
-        end[last, column] = here[last] = 1
-        for number in range(slots):
-            one.now[stages + number] = 0
-        for number in range(len(actions) - 1, -1, -1):
-            kind, stage = actions[number, 0], actions[number, 1]
-            way = 0 if kind == FORWARD else 1
-            on_path = here[stage]
-            if kind != WEIGHT:
-                sent = one.now[actions[number, 4]]
-                one.now[actions[number, 4]] = 0
-                if one.queues:
-                    sent += behind[one.link[way, stage]]
-                    behind[one.link[way, stage]] = sent if queued[number] else 0
-                if actions[number, 2] != (0 if way else parts - 1):  # the model's ends send nothing
-                    messages[way, stage, column] += sent
-                on_path += 0 if one.queues and queued[number] else sent
-            passes[way, actions[number, 2], column] += shares[kind] * on_path
-            if kind == WEIGHT:
-                continue
-            here[stage] = 0 if waited[number] else on_path
-            if actions[number, 3] >= stages:
-                one.now[actions[number, 3]] = on_path if waited[number] else 0
-        for stage in range(stages):
-            begun[stage, column] = here[stage]
+        last = one.trace(after[:, column])
+        total[column], end[last, column] = one.total, 1
+        passes[:, :, column], messages[:, :, column], begun[:, column] = one.passes, one.messages, one.here
     return *passes.base, begun.base, end.base, total.base, messages.base
+
+
+cdef enum:
+    OF_PARTS = 5
+    OF_STAGES = 20
+
+
+cdef class Replica:
+    """Pipelines whose replicas are alike, and of one of them what takes how long with a partition.
+
+    Args:
+        actions: as `ordered` returns them, with the number of `slots`.
+        chunks: of each stage.
+        link: [2, stages]: the number of the link of a stage's messages.
+        one_way: [stages]: whether messages to both neighbours leave by one link.
+        shares: [kinds]: what part of a pass a kind is.
+        table: [pipelines, rows], see `fasop.partition.climbing`.
+    """
+
+    cdef int stages, parts
+    cdef const int[:, ::1] actions
+    cdef const unsigned char[::1] one_way
+    cdef const double[::1] shares
+    cdef const double[:, ::1] table
+    cdef const double *row
+    cdef _Pipelines some, in_queues
+    cdef _Traced one, one_in_queues
+    cdef double[:, :, :, ::1] compute
+    cdef double[:, :, ::1] send, busy, start, exposed
+    cdef double[:, ::1] after
+    cdef double[::1] slopes, done, ends
+    cdef Py_ssize_t[:, ::1] again
+    cdef double total
+    cdef bint queued
+
+    def __init__(
+        self, const int[:, ::1] actions, int slots, int chunks, link, const unsigned char[::1] one_way,
+        const double[::1] shares, const double[:, ::1] table,
+    ):
+        cdef int stages = len(one_way), parts = chunks * len(one_way)
+        self.stages, self.parts, self.actions, self.one_way = stages, parts, actions, one_way
+        self.shares, self.table = shares, table
+        self.some = _Pipelines(stages, parts, slots, None, LANES)
+        self.in_queues = _Pipelines(stages, parts, slots, link, LANES)
+        self.one = _Traced(actions, slots, stages, parts, None, shares)
+        self.one_in_queues = _Traced(actions, slots, stages, parts, link, shares)
+        self.compute, self.send = np.empty((3, 4, parts, 1)), np.empty((2, stages, 1))
+        self.busy = np.empty((2, parts, 1))
+        self.start, self.exposed = np.empty((3, stages, 1)), np.empty((3, stages, 1))
+        self.after, self.slopes, self.done = np.empty((stages, 1)), np.empty(parts), np.empty(stages)
+        self.ends, self.again = np.empty(parts * parts), np.empty((3, parts * parts), np.intp)
+
+    cdef const double *of_stage(self, int number) noexcept:
+        return self.row + OF_PARTS * self.parts + number * self.stages
+
+    cdef void begin(self, Py_ssize_t column, const long *layers, double known) noexcept:
+        """Takes one of the pipelines, with these layers of its parts. `known` seconds are those of an iteration;
+        negative where they are not."""
+        cdef int part, stage, kind, more, parts = self.parts, stages = self.stages, last
+        cdef long count
+        cdef double taken, whole, most, embedding, ending, way
+        cdef const double *forward = &self.table[column, 0]
+        self.row = forward
+        embedding, ending, most = self.of_stage(OF_STAGES)[0], self.of_stage(OF_STAGES)[1], self.of_stage(OF_STAGES)[2]
+        for part in range(parts):
+            for more in range(3):
+                count = layers[part] + more - 1
+                self.compute[more, 0, part, 0] = forward[part] + count * forward[parts + part]
+                taken = forward[2 * parts + part] + count * forward[3 * parts + part]
+                taken += min(<double>count, most) * forward[4 * parts + part]
+                for kind in range(1, 4):
+                    self.compute[more, kind, part, 0] = self.shares[kind] * taken
+        way = 0.0
+        for stage in range(stages):
+            count = 0
+            for part in range(stage, parts, stages):
+                count += layers[part]
+                self.busy[0, part, 0] = self.of_stage(2)[stage] if part < parts - 1 else 0.0
+                self.busy[1, part, 0] = self.of_stage(3)[stage] if part else 0.0
+            self.send[0, stage, 0], self.send[1, stage, 0] = self.of_stage(0)[stage], self.of_stage(1)[stage]
+            for more in range(3):
+                self._hold(stage, more, count + more - 1, most)
+            self.after[stage, 0] = self.exposed[1, stage, 0]
+            if stage == 0 or stage == stages - 1:
+                self.after[stage, 0] += embedding
+            taken = self.of_stage(17)[stage] + count * self.of_stage(18)[stage] + self.of_stage(19)[stage]
+            way += taken
+            whole = self.of_stage(15)[stage] + (count + 1) * self.of_stage(16)[stage]
+            self.done[stage] = way - taken + whole + ending
+        self.one.load(0, self.compute[1], self.send, self.start[1], self.busy, 0)
+        last = self.one.trace(self.after[:, 0])
+        self._find_slopes(self.one, layers, last, most)
+        if self._may_queue(1, 2) and (known < 0 or known > self.total * (1 + 1e-12)):
+            self.one_in_queues.load(0, self.compute[1], self.send, self.start[1], self.busy, 0)
+            last = self.one_in_queues.trace(self.after[:, 0])
+            if known >= 0 or self.one_in_queues.total > self.total * (1 + 1e-12):
+                self._find_slopes(self.one_in_queues, layers, last, most)
+        self.queued = self._may_queue(0, 3)
+
+    cdef void _hold(self, int stage, int more, long count, double most) noexcept:
+        """Notes what a stage of so many layers begins and ends with."""
+        cdef double whole = self.of_stage(6)[stage] + count * self.of_stage(7)[stage], hidden, beside
+        hidden = self.of_stage(8)[stage] + count * self.of_stage(9)[stage]
+        hidden += min(<double>count, most) * self.of_stage(10)[stage]
+        beside = max(0.0, self.of_stage(12)[stage] + count * self.of_stage(13)[stage])
+        beside += min(1, count) * self.of_stage(14)[stage]
+        self.start[more, stage, 0] = self.of_stage(4)[stage] + count * self.of_stage(5)[stage]
+        self.exposed[more, stage, 0] = min(whole, max(whole - hidden, self.of_stage(11)[stage])) + beside
+
+    cdef void _find_slopes(self, _Traced one, const long *layers, int last, double most) noexcept:
+        """Notes what the longest path takes, and what it gains with a layer of each part."""
+        cdef int part, stage, parts = self.parts
+        cdef long count
+        cdef double whole, hidden, left, slope
+        self.total = one.total
+        for stage in range(self.stages):
+            count = 0
+            for part in range(stage, parts, self.stages):
+                count += layers[part]
+            slope = 0.0
+            if stage == last:
+                whole = self.of_stage(6)[stage] + count * self.of_stage(7)[stage]
+                hidden = self.of_stage(8)[stage] + count * self.of_stage(9)[stage]
+                hidden += min(<double>count, most) * self.of_stage(10)[stage]
+                left = min(whole, max(whole - hidden, self.of_stage(11)[stage]))
+                if left == whole:
+                    slope = self.of_stage(7)[stage]
+                elif left != self.of_stage(11)[stage]:
+                    slope = self.of_stage(7)[stage] - self.of_stage(9)[stage]
+                if self.of_stage(12)[stage] + count * self.of_stage(13)[stage] > 0:
+                    slope += self.of_stage(13)[stage]
+            slope += one.here[stage] * self.of_stage(5)[stage]
+            for part in range(stage, parts, self.stages):
+                self.slopes[part] = one.passes[0, part] * self.row[parts + part]
+                self.slopes[part] += one.passes[1, part] * self.row[3 * parts + part]
+                self.slopes[part] += slope
+
+    cdef bint _may_queue(self, int first, int end) noexcept:
+        """What `vectorised.may_queue` says of the shortest passes, with a layer less or more or as many."""
+        cdef int stage, part, more, stages = self.stages
+        cdef bint ends, chunks = self.parts > stages
+        cdef double ahead, back
+        for stage in range(stages):
+            ahead, back = INFINITY, INFINITY
+            for part in range(stage, self.parts, stages):
+                for more in range(first, end):
+                    ahead = min(ahead, self.compute[more, 0, part, 0])
+                    back = min(back, self.compute[more, 2, part, 0])
+            if (chunks or stage < stages - 1) and self.of_stage(2)[stage] > ahead:
+                return True
+            if (chunks or stage) and self.of_stage(3)[stage] > back:
+                return True
+            if self.one_way[stage] and (chunks or 0 < stage < stages - 1):
+                if self.of_stage(3)[stage] > ahead or self.of_stage(2)[stage] > back:
+                    return True
+        return False
+
+    cdef void move(self, Py_ssize_t[:, ::1] moves, Py_ssize_t count, double limit, double *found) noexcept:
+        """Finds the seconds of an iteration once a layer has gone from a part to another one, for so many `moves` [2,
+        moves]. What is not below the limit may come out too low, but not below the limit."""
+        cdef Py_ssize_t number, some = 0
+        self._replay(self.some, moves, count, found)
+        for number in range(count if self.queued else 0):
+            if found[number] < limit:
+                self.again[0, some], self.again[1, some] = moves[0, number], moves[1, number]
+                self.again[2, some] = number
+                some += 1
+        if some:
+            self._replay(self.in_queues, self.again, some, &self.ends[0])
+        for number in range(some):
+            found[self.again[2, number]] = self.ends[number]
+
+    cdef void _replay(self, _Pipelines some, Py_ssize_t[:, ::1] moves, Py_ssize_t count, double *found) noexcept:
+        cdef int stages = self.stages, stage, off, onto, changed
+        cdef Py_ssize_t move, lane, number, before
+        cdef double own, last, ends, embedding = self.of_stage(OF_STAGES)[0]
+        for lane in range(LANES if count else 0):
+            some.load(lane, self.compute[1], self.send, self.start[1], self.busy, 0)
+        for move in range(0, count, LANES):
+            for lane in range(LANES):
+                number, before = min(move + lane, count - 1), move + lane - LANES
+                off, onto = moves[0, number] % stages, moves[1, number] % stages
+                if move:
+                    some.change(lane, self.compute[1], moves[0, before], 0)
+                    some.change(lane, self.compute[1], moves[1, before], 0)
+                    for stage in range(stages):
+                        some.now[LANES * stage + lane] = self.start[1, stage, 0]
+                some.change(lane, self.compute[0], moves[0, number], 0)
+                some.change(lane, self.compute[2], moves[1, number], 0)
+                if off != onto:
+                    some.now[LANES * off + lane] = self.start[0, off, 0]
+                    some.now[LANES * onto + lane] = self.start[2, onto, 0]
+            some.replay(self.actions)
+            for lane in range(min(LANES, count - move)):
+                number = move + lane
+                off, onto = moves[0, number] % stages, moves[1, number] % stages
+                last, ends = -INFINITY, -INFINITY
+                for stage in range(stages):
+                    changed = 1 if off == onto else 0 if stage == off else 2 if stage == onto else 1
+                    own = some.now[LANES * stage + lane] + self.exposed[changed, stage, 0]
+                    last = max(last, own)
+                    if stage == 0 or stage == stages - 1:
+                        ends = max(ends, own)
+                found[number] = max(last, ends + embedding)
+
+
+cdef class Climb:
+    """What `fasop.partition.local_search.improved` does with each of some pipelines, one move of a layer at a time.
+
+    Args:
+        replicas: of all pipelines.
+        first, members: [pipelines + 1] and [members, 2]: which of the `replicas` each pipeline has, and which of their
+            pipelines these are.
+        capacity: [stages, pipelines]
+        shares: [moments, parts, pipelines], or no moments.
+        full: the part of a memory that may be taken.
+    """
+
+    cdef list replicas
+    cdef const long[::1] first
+    cdef const long[:, ::1] members
+    cdef const long[:, :] capacity
+    cdef const double[:, :, :] shares
+    cdef double full
+    cdef Py_ssize_t[:, ::1] pairs, tried, left
+    cdef double[::1] gains, seconds, found
+    cdef unsigned char[::1] in_time
+
+    def __init__(self, list replicas, first, members, capacity, shares, double full):
+        cdef Replica one = replicas[0]
+        cdef Py_ssize_t pairs = one.parts * one.parts
+        self.replicas, self.first, self.members, self.capacity = replicas, first, members, capacity
+        self.shares, self.full = shares, full
+        self.pairs, self.tried = np.empty((2, pairs), np.intp), np.empty((2, pairs), np.intp)
+        self.left, self.in_time = np.empty((3, pairs), np.intp), np.empty(pairs, np.uint8)
+        self.gains, self.seconds, self.found = np.empty(pairs), np.empty(pairs), np.empty(pairs)
+
+    def move(self, long[:, ::1] partitions, double[::1] seconds, const long[::1] columns):
+        """Moves a layer of each of the partitions [parts, pipelines] in these columns, where that makes the `seconds`
+        fewer, in place. Returns where it did."""
+        cdef Py_ssize_t number
+        cdef unsigned char[::1] gained = np.zeros(len(columns), np.uint8)
+        cdef long[::1] layers = np.empty(partitions.shape[0], np.int64)
+        for number in range(columns.shape[0]):
+            gained[number] = self._move(partitions, seconds, columns[number], layers)
+        return gained.base.astype(bool)
+
+    cdef bint _move(self, long[:, ::1] partitions, double[::1] seconds, Py_ssize_t column, long[::1] layers):
+        cdef Py_ssize_t begin = self.first[column], end = self.first[column + 1], member, slowest = begin, place, number
+        cdef Py_ssize_t source, target
+        cdef Py_ssize_t parts = partitions.shape[0], most = parts * (parts - 1), low = 0, high = 2 * parts, some, best
+        cdef Replica one, last
+        cdef const Py_ssize_t[::1] order
+        cdef double known = seconds[column]
+        for place in range(parts):
+            layers[place] = partitions[place, column]
+        for member in range(begin, end):
+            one = self.replicas[self.members[member, 0]]
+            one.begin(self.members[member, 1], &layers[0], -1.0 if self.members[member, 0] else known)
+            last = self.replicas[self.members[slowest, 0]]
+            if one.total > last.total:
+                slowest = member
+        order = np.argsort(self._rank(begin, end, slowest, column, layers, known), kind="stable")
+        while low < order.shape[0]:
+            high = min(high, most)
+            some = 0
+            for place in range(low, min(high, order.shape[0])):
+                number = order[place]
+                source, target = self.pairs[0, number], self.pairs[1, number]
+                if self.in_time[number] and self._has_room(source, target, column, layers):
+                    self.tried[0, some], self.tried[1, some] = source, target
+                    some += 1
+            self._simulate(begin, end, slowest, some, known)
+            best = 0
+            for place in range(some):
+                if self.found[place] < self.found[best]:
+                    best = place
+            if some and self.found[best] < known:
+                partitions[self.tried[0, best], column] -= 1
+                partitions[self.tried[1, best], column] += 1
+                seconds[column] = self.found[best]
+                return True
+            low, high = high, 3 * high
+        return False
+
+    cdef _rank(
+        self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t slowest, Py_ssize_t column, const long[::1] layers,
+        double known,
+    ):
+        """Lists the moves that could gain, and returns how much, negative."""
+        cdef Replica one = self.replicas[self.members[slowest, 0]]
+        cdef Py_ssize_t source, target, parts = one.parts, count = 0, member
+        cdef int stages = one.stages, off, onto
+        cdef long held
+        cdef double gain
+        cdef double[::1] slopes = one.slopes
+        for source in range(parts):
+            for target in range(parts if layers[source] > 0 else 0):
+                gain = slopes[source] - slopes[target]
+                if source == target or not gain > 0:
+                    continue
+                onto = target % stages
+                if source % stages != onto:
+                    held = 0
+                    for member in range(onto, parts, stages):
+                        held += layers[member]
+                    if held >= self.capacity[onto, column]:
+                        continue
+                self.pairs[0, count], self.pairs[1, count], self.gains[count] = source, target, -gain
+                count += 1
+        for member in range(count):
+            self.in_time[member] = True
+        for member in range(begin, end):
+            one = self.replicas[self.members[member, 0]]
+            for source in range(count):
+                off, onto = self.pairs[0, source] % stages, self.pairs[1, source] % stages
+                if off != onto and not one.done[onto] - (one.of_stage(18)[off] if off < onto else 0.0) < known:
+                    self.in_time[source] = False
+        return self.gains.base[:count]
+
+    cdef bint _has_room(self, Py_ssize_t source, Py_ssize_t target, Py_ssize_t column, const long[::1] layers) noexcept:
+        """Whether chunks together fit once a layer has moved."""
+        cdef Py_ssize_t moment, part, stages = self.capacity.shape[0]
+        cdef double taken
+        for moment in range(self.shares.shape[0]):
+            taken = 0.0
+            for part in range(target % stages, layers.shape[0], stages):
+                taken += self.shares[moment, part, column] * layers[part]
+            taken += self.shares[moment, target, column]
+            if source % stages == target % stages:
+                taken -= self.shares[moment, source, column]
+            if not taken <= self.full:
+                return False
+        return True
+
+    cdef void _simulate(self, Py_ssize_t begin, Py_ssize_t end, Py_ssize_t slowest, Py_ssize_t moves, double limit):
+        """Finds what iterations take after the moves that are `tried`, if that is less than the limit: first of the
+        slowest replica, since what that leaves out the others need not look at."""
+        cdef Py_ssize_t turn, place, some, member
+        cdef Replica one
+        for place in range(moves):
+            self.found[place] = 0.0
+        for turn in range(begin - 1, end):
+            if turn == slowest:
+                continue
+            some, member = 0, slowest if turn < begin else turn
+            for place in range(moves):
+                if self.found[place] < limit:
+                    self.left[0, some], self.left[1, some] = self.tried[0, place], self.tried[1, place]
+                    self.left[2, some] = place
+                    some += 1
+            one = self.replicas[self.members[member, 0]]
+            one.move(self.left, some, limit, &self.seconds[0])
+            for place in range(some):
+                self.found[self.left[2, place]] = max(self.found[self.left[2, place]], self.seconds[place])
 
 
 cdef enum:

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.frozen import replace
-from fasop.simulation import vectorised
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Layers, Linear
 from fasop.simulation.loaded import PartitionedPipelines, Parts
 from fasop.simulation.vectorised import Times, Traffic
@@ -186,53 +185,6 @@ class Pipelines:
             return [lines.loaded(layers[..., of]).iteration(None if limit is None else limit[of])]
 
         return self.of_slowest_replicas(seconds)[0]
-
-    def moved(self, layers: Integers, owner: Integers, source: Integers, target: Integers, limit: Floats) -> Floats:
-        """[moves]: seconds of an iteration of pipeline `owner` once one of its `layers`, which fit, has gone from part
-        `source`, which has one, to `target`, whose stage has room; infinite where the chunks together do not fit. For
-        `limit` see `iteration`.
-        """
-        if not vectorised.can_move() or self.order is not None or self.blocking:
-            near, many, lines = layers[:, owner], np.arange(len(owner)), self.take(owner)
-            near[source, many] -= 1
-            near[target, many] += 1
-            return np.where(lines.fits(near), lines.iteration(near, limit), np.inf)
-
-        found = np.zeros(len(owner))
-
-        def look(lines: Pipelines, of: Columns, own: Integers, moves: Integers) -> None:
-            if not len(moves):
-                return
-            here, more = layers[..., of], np.array([-1, 0, 1]).reshape(3, 1, 1)
-            loaded, whole, held = lines.loaded(here), here + more, lines.held(here) + more
-            some = vectorised.Moved(
-                times=loaded.times._replace(
-                    forward=lines.forward.of(whole), backward=lines.backward.of(whole), start=lines.optimizer.of(held)
-                ),
-                traffic=loaded.traffic,
-                exposed=lines.exposed(held),
-                embedding=lines.embedding,
-            )
-            seconds = vectorised.iterations(
-                lines.schedule, lines.micro_batches, some, (own, source[moves], target[moves]), limit[moves]
-            )
-            np.maximum.at(found, moves, seconds)
-
-        of_replicas = np.concatenate([one.of for one in self.replicas]) if self.replicas else np.zeros(0, np.int64)
-        alone = np.nonzero(~np.isin(owner, of_replicas))[0]
-        look(self, slice(None), owner[alone], alone)
-        for one in self.replicas:
-            own, moves = one.those_of(owner)
-            slowest = one.slowest(layers)[own]
-            for wanted in (slowest, ~slowest):  # what one replica leaves out, others need not
-                some = wanted & (found[moves] < limit[moves])
-                look(one.lines, one.of, own[some], moves[some])
-        if self.shares is not None:
-            off, onto = source % self.stages, target % self.stages
-            left = np.where(off == onto, self.shares[:, source, owner], 0.0)
-            within = self._taken(self.shares, layers)[:, onto, owner] + self.shares[:, target, owner] - left <= FULL
-            found[~within.all(axis=0)] = np.inf
-        return found
 
     def parts(self, layers: Layers) -> Parts:
         """Where the time of such an iteration goes."""
@@ -401,13 +353,6 @@ class HeterogeneousReplicas:
         """Those of so many of the pipelines, which are numbered anew."""
         own, of = self.those_of(columns)
         return HeterogeneousReplicas(lines=self.lines.take(own), of=of)
-
-    def slowest(self, layers: Integers) -> NDArray[np.bool_]:
-        """[pipelines of `lines`]: whether each is the slowest replica of its pipeline, which has these layers."""
-        order = np.lexsort((-self.lines.iteration(layers[:, self.of]), self.of))
-        found = np.zeros(len(self.of), bool)
-        found[order[np.unique(self.of[order], return_index=True)[1]]] = True
-        return found
 
     def those_of(self, columns: Integers) -> tuple[Integers, Integers]:
         """The numbers of `lines` that are replicas of so many pipelines, and the places of these in `columns`."""

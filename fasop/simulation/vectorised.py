@@ -11,9 +11,8 @@ Where `fasop.simulation.compiled` was built, it does the same in much less time,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache, partial
-from operator import itemgetter
+from collections.abc import Callable
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -163,47 +162,14 @@ def _ends(schedule: Schedule, micro_batches: int, times: Times, traffic: Traffic
     return now
 
 
-class Moved(NamedTuple):
-    """Pipelines of which a layer goes from one part to another, one after another."""
-
-    times: Times
-    """[3, parts or stages, pipelines]: passes and start with a layer less, with their layers, and with one more;
-    messages take the same, [stages, pipelines]."""
-    traffic: Traffic
-    exposed: Floats
-    """[3, stages, pipelines]: what follows on a stage's last action, likewise."""
-    embedding: Floats
-    """[pipelines]: what follows on that of the first and the last stage, then."""
-
-
-def can_move() -> bool:
-    """Whether compiled loops move layers: not where there was no compiler, nor where an earlier version was built."""
-    return hasattr(compiled, "moved")
-
-
-def iterations(
-    schedule: Schedule, micro_batches: int, lines: Moved, moves: Sequence[NDArray[np.int64]], limit: Floats
-) -> Floats:
-    """[moves]: seconds of iterations, by the compiled loops if these `can_move`. What is not below its `limit` may come
-    out too low, but not below the limit. `moves` say of which pipeline a layer goes from which part to which part.
-    """
-    times, owner = lines.times, moves[0]
-    now, least = (
-        times._replace(forward=take(times.forward), backward=take(times.backward), start=take(times.start))
-        for take in (itemgetter(1), partial(np.min, axis=0))
-    )
-    queues, compute = may_queue(schedule, least, lines.traffic), _compute(times)
-
-    def seconds(links: _Links | None, some: NDArray[np.int64] | slice) -> Floats:
-        actions, slots, _, send, _, busy, link = _compiled(schedule, micro_batches, now, links, compute[1])
-        of_moves = [number[some] for number in moves]
-        return compiled.moved(
-            actions, slots, compute, send, times.start, busy, link, lines.exposed, lines.embedding, *of_moves
-        )
-
-    found = seconds(None, slice(None))
-    if (some := np.nonzero(queues[owner] & (found < limit))[0]).size:
-        found[some] = seconds(_Links(now, lines.traffic), some)
+def links_of(one_way_out: NDArray[np.bool_], chunks: int) -> Integers32:
+    """[2, stages]: numbers of the links by which the messages of stages with so many chunks leave, forward and
+    backward."""
+    one_way_out = one_way_out.copy()
+    if chunks == 1:
+        one_way_out[[0, -1]] = one_way_out[1:-1].all()  # they have one neighbour alone
+    found = np.arange(2 * len(one_way_out), dtype=np.intc).reshape(2, -1)
+    np.copyto(found[1], found[0], where=one_way_out)
     return found
 
 
@@ -218,12 +184,8 @@ class _Links:
         by_chunk = self.busy.reshape(2, -1, stages, columns)
         by_chunk[0], by_chunk[1] = traffic.forward, traffic.backward
         self.busy[0, -1] = self.busy[1, 0] = 0.0  # the last part sends nothing forward, and the first nothing back
-        self._one_way_out = traffic.one_way_out.copy()
-        if parts == stages:
-            self._one_way_out[[0, -1]] = self._one_way_out[1:-1].all()  # they have one neighbour alone
-        self.of = np.arange(2 * stages, dtype=np.intc).reshape(2, -1)
-        """[2, stages]: numbers of the links forward and backward."""
-        np.copyto(self.of[1], self.of[0], where=self._one_way_out)
+        self.of = links_of(traffic.one_way_out, parts // stages)
+        self._one_way_out = self.of[1] == self.of[0]
 
     @cached_property
     def free(self) -> tuple[Floats, Floats]:
@@ -280,7 +242,7 @@ def _longest(
     then back. Without `traffic` no message waits for a link."""
     links = None if traffic is None else _Links(times, traffic)
     if compiled is not None:
-        return Longest(*compiled.longest(*_compiled(schedule, micro_batches, times, links), after, _SHARES))
+        return Longest(*compiled.longest(*_compiled(schedule, micro_batches, times, links), after, SHARES_OF_PASSES))
     plan, compute, send = _prepared(schedule, micro_batches, times)
     now = times.start.copy()
     messages = np.zeros((plan.slots, *now.shape[1:]))
@@ -345,33 +307,31 @@ def _passes(times: Times) -> tuple[Floats, ...]:
 
 
 def _compiled(
-    schedule: Schedule, micro_batches: int, times: Times, links: _Links | None, compute: Floats | None = None
+    schedule: Schedule, micro_batches: int, times: Times, links: _Links | None
 ) -> tuple[Integers32, int, Floats, Floats, Floats, Floats, Integers32 | None]:
-    """Return the arguments of `compiled.ends`; `compute` is `_compute(times)`, where it is known."""
+    """Return the arguments of `compiled.ends`."""
     stages, pipelines = times.start.shape
-    actions, slots = _actions(schedule, stages, len(times.forward) // stages, micro_batches)
+    actions, slots = actions_of(schedule, stages, len(times.forward) // stages, micro_batches)
     send = np.empty((2, stages, pipelines))
     send[0], send[1] = times.send_forward, times.send_backward
     busy, of_links = (np.empty((2, 0, pipelines)), None) if links is None else (links.busy, links.of)
-    compute = _compute(times) if compute is None else compute
-    return actions, slots, compute, send, times.start, busy, of_links
+    return actions, slots, _compute(times), send, times.start, busy, of_links
 
 
 def _compute(times: Times) -> Floats:
-    """[kinds, parts, pipelines], or [3, kinds, parts, pipelines] of `Moved.times`: what passes of each kind take."""
-    *several, parts, pipelines = times.forward.shape
-    found = np.empty((*several, len(Pass), parts, pipelines))
+    """[kinds, parts, pipelines]: what passes of each kind take."""
+    found = np.empty((len(Pass), *times.forward.shape))
     for kind, taken in enumerate(_passes(times)):
-        found[..., kind, :, :] = taken
+        found[kind] = taken
     return found
 
 
-_SHARES = np.array([SHARES[kind] for kind in Pass])
+SHARES_OF_PASSES = np.array([SHARES[kind] for kind in Pass])
 _ROW: Any = np.dtype((np.intc, 3))
 
 
 @lru_cache(maxsize=4096)
-def _actions(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> tuple[Integers32, int]:
+def actions_of(schedule: Schedule, stages: int, chunks: int, micro_batches: int) -> tuple[Integers32, int]:
     """All actions of an iteration, as `compiled.ordered` returns them."""
     lists = (schedule.definition.passes(stage, stages, chunks, micro_batches) for stage in range(stages))
     number = {kind: int(of) for kind, of in PASSES.items()}

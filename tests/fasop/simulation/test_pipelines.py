@@ -10,8 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from conf.schema.experiment import Schedule
 from conf.schema.values.partition import Partition
@@ -25,11 +23,9 @@ from fasop.costs.training import Training
 from fasop.errors import SearchError
 from fasop.simulation.linear import Linear
 from fasop.simulation.nodes import Nodes
-from fasop.simulation.pipelines import HeterogeneousReplicas
 from fasop.simulation.replica_pipelines import by_replica
 from fasop.simulation.vectorised import Times, ends
 from tests.support.fasop.plans import MEGATRON, built, column, experiment, kinds, mixed, pipelines
-from tests.support.fasop.random_pipelines import MANY, random_pipelines
 
 SEED = Partition.parse("0-11-8-8-8-8-5-0").layers
 A100, A10 = 0, 1
@@ -228,33 +224,3 @@ def test_many_orders_are_each_as_alone() -> None:
 def test_a_node_of_unknown_size_is_told() -> None:
     with pytest.raises(SearchError, match=r"cluster\.groups\.local\.gpus_per_node=null: a prediction needs the number"):
         node_kinds(experiment("cluster=local", "executor=local", "container=none").cluster)
-
-
-@settings(max_examples=150)
-@given(st.integers(0, 2**32 - 1))
-def test_moves_of_a_layer_take_what_the_partitions_do_that_they_lead_to(seed: int) -> None:
-    """Some of the pipelines have a second replica, and limits leave out what is slower."""
-    rng = np.random.default_rng(seed)
-    lines, layers = random_pipelines(rng)
-    parts = lines.parts_count
-    if parts == 1:
-        return
-    slower = np.nonzero(rng.random(MANY) < 0.5)[0]
-    other = replace(lines.take(slower), forward=lines.take(slower[::-1]).forward)
-    if len(slower) and rng.random() < 0.5:
-        lines = replace(lines, replicas=(HeterogeneousReplicas(lines=other, of=slower),))
-    partitions = rng.multinomial(layers, np.full(parts, 1 / parts), size=MANY).T
-    owner, source, target = rng.integers(MANY, size=30), *np.array([rng.permutation(parts)[:2] for _ in range(30)]).T
-    owner, source, target = (each[partitions[source, owner] > 0] for each in (np.sort(owner), source, target))
-    near, many = partitions[:, owner], np.arange(len(owner))
-    near[source, many] -= 1
-    near[target, many] += 1
-    wanted = lines.take(owner).iteration(near)
-    fits = (lines.held(near) <= lines.capacity[:, owner]).all(axis=0)
-    assert np.array_equal(
-        lines.moved(partitions, owner, source, target, np.full(len(owner), np.inf))[fits], wanted[fits]
-    )
-    limit = wanted * rng.choice([0.9, 1.0, 1.1], size=len(owner))
-    found = lines.moved(partitions, owner, source, target, limit)
-    assert np.array_equal(found[fits & (wanted < limit)], wanted[fits & (wanted < limit)])
-    assert (found >= limit)[wanted >= limit].all()
