@@ -175,7 +175,7 @@ def improved(
     """
     found, times, climb = partitions.copy(), pipelines.iteration(partitions), climb_of(pipelines)
     parts = len(found)
-    pairs = np.array([(a, b) for a in range(parts) for b in range(parts) if a != b]).reshape(-1, 2)
+    pairs = np.argwhere(~np.eye(parts, dtype=bool))
     first = min(2 * parts, len(pairs))
     active, moves = np.arange(len(pipelines)), 0
     while len(active) and len(pairs):

@@ -568,7 +568,8 @@ cdef class Climb:
     cdef double full
     cdef Py_ssize_t[:, ::1] pairs, tried, left
     cdef double[::1] gains, seconds, found
-    cdef unsigned char[::1] in_time
+    cdef unsigned char[::1] in_time, has_room
+    cdef int[::1] stage
 
     def __init__(self, list replicas, first, members, capacity, shares, double full):
         cdef Replica one = replicas[0]
@@ -578,6 +579,8 @@ cdef class Climb:
         self.pairs, self.tried = np.empty((2, pairs), np.intp), np.empty((2, pairs), np.intp)
         self.left, self.in_time = np.empty((3, pairs), np.intp), np.empty(pairs, np.uint8)
         self.gains, self.seconds, self.found = np.empty(pairs), np.empty(pairs), np.empty(pairs)
+        self.has_room = np.empty(one.stages, np.uint8)
+        self.stage = np.arange(one.parts, dtype=np.intc) % one.stages
 
     def move(self, long[:, ::1] partitions, double[::1] seconds, const long[::1] columns):
         """Moves a layer of each of the partitions [parts, pipelines] in these columns, where that makes the `seconds`
@@ -633,33 +636,30 @@ cdef class Climb:
     ):
         """Lists the moves that could gain, and returns how much, negative."""
         cdef Replica one = self.replicas[self.members[slowest, 0]]
-        cdef Py_ssize_t source, target, parts = one.parts, count = 0, member
+        cdef Py_ssize_t source, target, parts = one.parts, count = 0, member, number
         cdef int stages = one.stages, off, onto
         cdef long held
         cdef double gain
         cdef double[::1] slopes = one.slopes
+        for onto in range(stages):
+            held = 0
+            for target in range(onto, parts, stages):
+                held += layers[target]
+            self.has_room[onto] = held < self.capacity[onto, column]
         for source in range(parts):
+            off = self.stage[source]
             for target in range(parts if layers[source] > 0 else 0):
                 gain = slopes[source] - slopes[target]
-                if source == target or not gain > 0:
-                    continue
-                onto = target % stages
-                if source % stages != onto:
-                    held = 0
-                    for member in range(onto, parts, stages):
-                        held += layers[member]
-                    if held >= self.capacity[onto, column]:
-                        continue
-                self.pairs[0, count], self.pairs[1, count], self.gains[count] = source, target, -gain
-                count += 1
-        for member in range(count):
-            self.in_time[member] = True
+                if gain > 0 and (self.has_room[self.stage[target]] or self.stage[target] == off):
+                    self.pairs[0, count], self.pairs[1, count], self.gains[count] = source, target, -gain
+                    self.in_time[count] = True
+                    count += 1
         for member in range(begin, end):
             one = self.replicas[self.members[member, 0]]
-            for source in range(count):
-                off, onto = self.pairs[0, source] % stages, self.pairs[1, source] % stages
+            for number in range(count):
+                off, onto = self.stage[self.pairs[0, number]], self.stage[self.pairs[1, number]]
                 if off != onto and not one.done[onto] - (one.of_stage(18)[off] if off < onto else 0.0) < known:
-                    self.in_time[source] = False
+                    self.in_time[number] = False
         return self.gains.base[:count]
 
     cdef bint _has_room(self, Py_ssize_t source, Py_ssize_t target, Py_ssize_t column, const long[::1] layers) noexcept:
