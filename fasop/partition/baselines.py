@@ -9,10 +9,13 @@ from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.partition.least_sum import amp_of_heterogeneous_layers
 from fasop.partition.local_search import least_largest
 from fasop.simulation.linear import Layers, Linear
+from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9
 """What is this near below a whole number of layers counts as one."""
+MOST_PARTS = 128
+"""Of which compiled loops sum times as numpy does."""
 
 
 def even(pipelines: Pipelines, layers: int) -> Integers:
@@ -63,6 +66,8 @@ def amp(pipelines: Pipelines, layers: int) -> Integers:
         least[1:-1] = 1
     balanced = least_largest(Linear(fixed=fixed, layer=layer), np.full(fixed.shape, layers), layers)
     lowest = np.maximum(fixed + balanced * layer, fixed + least[:, np.newaxis] * layer).max(axis=0)
+    if hasattr(compiled, "least_sums") and pipelines.parts_count <= MOST_PARTS:
+        return compiled.least_sums(fixed, layer, least, layers, pipelines.micro_batches, lowest, ROUNDING)
     found = [
         _least_sum(fixed[:, column], layer[:, column], least, layers, pipelines.micro_batches, lowest[column])
         for column in range(len(pipelines))

@@ -11,6 +11,7 @@ Results are returned as the arrays that they were made as (`base`): to make an a
 import numpy as np
 
 from libc.math cimport INFINITY, floor
+from libc.stdlib cimport qsort
 
 cdef enum:
     FORWARD = 0
@@ -1107,6 +1108,91 @@ def least_largest(
             if found[best, column] < capacity[best, column]:
                 after[best] = fixed[best, column] + (found[best, column] + 1) * layer[best, column]
     return found.base
+
+
+cdef int _by_size(const void *one, const void *other) noexcept nogil:
+    return ((<double *>one)[0] > (<double *>other)[0]) - ((<double *>one)[0] < (<double *>other)[0])
+
+
+def least_sums(
+    const double[:, :] fixed, const double[:, :] layer, const long[::1] least, Py_ssize_t layers,
+    Py_ssize_t micro_batches, const double[::1] lowest, double rounding,
+):
+    """[parts, pipelines]: what `fasop.partition.baselines._least_sum` finds of each, with at most 128 parts."""
+    cdef Py_ssize_t parts = fixed.shape[0], columns = fixed.shape[1], column, part, other, number, amounts
+    cdef long[:, ::1] found = np.zeros((parts, columns), np.int64)
+    cdef Py_ssize_t[::1] order = np.empty(parts, np.intp)
+    cdef double[::1] every = np.empty(parts * (layers + 1)), best = np.empty(parts), own = np.empty(parts)
+    cdef double[::1] times = np.empty(parts), first = np.empty(parts)
+    cdef double most, cost, lowest_cost, shortest
+    for column in range(columns):
+        for part in range(parts):
+            other = part
+            while other > 0 and layer[order[other - 1], column] > layer[part, column]:
+                order[other] = order[other - 1]
+                other -= 1
+            order[other] = part
+            first[part] = fixed[part, column]
+        most = INFINITY
+        if micro_batches > 1:
+            shortest = _sum(&first[0], parts) + layers * layer[order[0], column]
+            most = _filled_to(
+                lowest[column], fixed, layer, least, layers, micro_batches, rounding, column, order, own, times, True
+            )
+            most = (most - shortest) / (micro_batches - 1)
+        amounts = 0
+        for number in range(layers + 1):
+            for part in range(parts):
+                cost = fixed[part, column] + number * layer[part, column]
+                if cost >= lowest[column] * (1 - rounding) and cost <= most * (1 + rounding):
+                    every[amounts] = cost
+                    amounts += 1
+        qsort(&every[0], amounts, sizeof(double), _by_size)
+        other = 0
+        for number in range(amounts):
+            if not number or every[number] != every[number - 1]:
+                every[other] = every[number]
+                other += 1
+        amounts, lowest_cost = other, INFINITY
+        for number in range(amounts):
+            cost = _filled_to(
+                every[number], fixed, layer, least, layers, micro_batches, rounding, column, order, own, times,
+                amounts == 1,
+            )
+            if not number or cost < lowest_cost:
+                lowest_cost = cost
+                best[:] = own
+        for part in range(parts):
+            found[part, column] = <long>best[part]
+    return found.base
+
+
+cdef double _filled_to(
+    double largest, const double[:, :] fixed, const double[:, :] layer, const long[::1] least, Py_ssize_t layers,
+    Py_ssize_t micro_batches, double rounding, Py_ssize_t column, const Py_ssize_t[::1] order, double[::1] own,
+    double[::1] times, bint alone,
+) noexcept:
+    """What `baselines._filled` does with one amount: fills the partition, and returns its cost. Of several amounts
+    numpy sums times one after another."""
+    cdef Py_ssize_t parts = fixed.shape[0], number, part
+    cdef double whole, room, before = 0.0, left = layers, held = 0.0, sums = 0.0, longest = -INFINITY
+    cdef bint fits = True
+    for part in range(parts):
+        left -= least[part]
+    for number in range(parts):
+        part = order[number]
+        whole = floor((largest - fixed[part, column]) / layer[part, column] + rounding) - least[part]
+        fits = fits and whole >= 0
+        room = max(0.0, whole)
+        own[part] = min(max(left - before, 0.0), room) + least[part]
+        before += room
+        held += own[part]
+    for part in range(parts):
+        times[part] = fixed[part, column] + own[part] * layer[part, column]
+        sums += times[part]
+        longest = max(longest, times[part])
+    sums = _sum(&times[0], parts) if alone else sums
+    return sums + (micro_batches - 1) * longest if fits and held >= layers else INFINITY
 
 
 def whole_of(

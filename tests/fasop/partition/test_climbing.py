@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasop.partition import local_search
+from fasop.partition import baselines, local_search
+from fasop.partition.baselines import amp
 from fasop.partition.climbing import climb_of
 from fasop.partition.local_search import bottleneck, feasible, improved
 from fasop.simulation.linear import Again, Hidden, Linear
@@ -64,3 +65,14 @@ def test_compiled_loops_move_the_layers_that_numpy_moves_to_the_last_bit(seed: i
         by_numpy, taken = improved(lines, begin, worth)
     assert np.array_equal(found, by_numpy)
     assert np.array_equal(seconds, taken)
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32 - 1))
+def test_compiled_loops_find_the_least_sums_that_numpy_finds(seed: int) -> None:
+    assert hasattr(compiled, "least_sums"), "pip install -e . builds it"
+    lines, layers = random_pipelines(np.random.default_rng(seed))
+    found = amp(lines, layers)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "compiled", None)
+        assert np.array_equal(found, amp(lines, layers))
