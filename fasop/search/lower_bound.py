@@ -87,6 +87,8 @@ class LowerBounds:
         """The plans of sets of nodes that have the same ones, by what decides which these are."""
         self.cuts: dict[tuple[int, ...], list[tuple[int, Schedule, int]]] = {}
         """The numbers of those that can have a schedule, with each schedule and number of chunks, by the same."""
+        self.options: dict[tuple[tuple[int, ...], tuple[int, Schedule, int]], list[Training]] = {}
+        """The options of each of these."""
         self.pipelines: dict[tuple[Nodes, Parallelism], Pipelines] = {}
         """What was built of them last."""
 

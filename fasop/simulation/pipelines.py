@@ -365,6 +365,8 @@ class HeterogeneousReplicas:
 
 def joined(several: Sequence[Pipelines]) -> Pipelines:
     """One after another; of the same sizes and schedule, on nodes with the same numbers of GPUs."""
+    if len(several) == 1:
+        return several[0]
     apart = ("one_way_out", "order", "replicas")
     by_column = [field.name for field in fields(Pipelines) if field.name not in apart]
     values = {name: _joined([getattr(one, name) for one in several]) for name in by_column}

@@ -219,12 +219,15 @@ class Space:
         return [Nodes(self.kinds, every[number.reshape(-1) == i]) for i in range(number.max() + 1)]
 
     def options(self, number: int) -> list[Training]:
-        """All options of these sizes."""
-        place, schedule, chunks = self._cuts[number]
-        sized = self._sized[place]
-        parallel = replace(sized.parallel, schedule=schedule, chunks=chunks)
-        variants = [replace(sized, parallel=variant) for variant in self._choices.variants(parallel)]
-        return [one for one in variants if _shares_sequence(one)]
+        """All options of these sizes, which sets of nodes that have the same sizes share."""
+        known, key = self._bounds.options, (self._key, self._cuts[number])
+        if key not in known:
+            place, schedule, chunks = self._cuts[number]
+            sized = self._sized[place]
+            parallel = replace(sized.parallel, schedule=schedule, chunks=chunks)
+            variants = [replace(sized, parallel=variant) for variant in self._choices.variants(parallel)]
+            known[key] = [one for one in variants if _shares_sequence(one)]
+        return known[key]
 
     def bounds(self, number: int, options: Sequence[Training], worth: Worth) -> Floats:
         """[options]: seconds below which no plan of these sizes with each option is, on whatever order of the nodes; of
@@ -433,14 +436,19 @@ def fitting(
     """
     lines: list[Pipelines] = []
     columns: list[Integers] = []
+    found: list[Pipelines] = []
     for one in options:
         line = lines_of(one, nodes)
         useful = feasible(line, one.blocks.layers)
-        for earlier in lines:
+        for earlier in lines if useful.any() else ():
             useful &= ~never_worse(earlier, line, one.blocks.layers)
         lines.append(line)
-        some = np.nonzero(useful)[0]
-        columns.append(some[distinct(line.take(some))] if len(some) else some)
+        columns.append(some := np.nonzero(useful)[0])
+        if len(some):
+            useful_ones = line.take(some)
+            first = distinct(useful_ones)
+            columns[-1] = some[first]
+            found.append(useful_ones.take(first))
     if not any(map(len, columns)):
         return None
     return Candidates(
@@ -448,5 +456,5 @@ def fitting(
         kinds=nodes.kinds,
         option=np.repeat(np.arange(len(options)), [*map(len, columns)]),
         orders=nodes.orders[np.concatenate(columns)],
-        pipelines=joined([line.take(some) for line, some in zip(lines, columns, strict=True)]),
+        pipelines=joined(found),
     )
