@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from conf.schema.engine import Engine, EngineKind
 from conf.schema.model import Model
@@ -164,6 +164,12 @@ class Training:
     def blocks(self) -> Blocks:
         """Return the model's blocks."""
         return blocks_of(self.model)
+
+    @cached_property
+    def known_memory(self) -> dict[float | None, Any]:
+        """What `fasop.simulation.capacity` has worked out of its stages' memory, by the part that a rank keeps of what
+        replicas share out: a search asks for it on many sets of nodes."""
+        return {}
 
     @property
     def crossing(self) -> list[int]:

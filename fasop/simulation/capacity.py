@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.amounts import GIB, StageMemory
 from fasop.costs.memory.shared_state import slack
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.schedules import chunks_in_flight
@@ -35,16 +35,21 @@ def alone(training: Training, memory_gib: Floats, part: float | None = None) -> 
     stages = np.arange(float(parallel.pipeline)).reshape(-1, 1)
     if not training.blocks.alike:
         return _by_kind(training, memory_gib, stages, part)
+    if part not in training.known_memory:
+        held = None
+        if chunks > 1:
+            every = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, chunks)
+            held = every[..., np.newaxis].astype(float)
+        training.known_memory[part] = stage_memory(training, stages, held, part=part)
+    memory: StageMemory[Floats] = training.known_memory[part]
     if chunks == 1:
-        return stage_memory(training, stages, part=part).capacity(memory_gib), None
-    held = chunks_in_flight(parallel.schedule, parallel.pipeline, parallel.micro_batches, chunks)
-    memory = stage_memory(training, stages, held[..., np.newaxis].astype(float), part=part)
+        return memory.capacity(memory_gib), None
     room = memory_gib * GIB - memory.fixed
     even = (np.arange(layers + 1)[:, np.newaxis] + chunks - 1 - np.arange(chunks)) // chunks
     taken = np.einsum("lc,mcs->lms", even, memory.layer[..., 0]).max(axis=1)
     capacity = [np.searchsorted(of, free, side="right") - 1 for of, free in zip(taken.T, room, strict=True)]
     shares = memory.layer / np.where(room > 0, room, np.nan)
-    return np.array(capacity), shares.reshape(len(held), -1, room.shape[1])
+    return np.array(capacity), shares.reshape(len(memory.layer), -1, room.shape[1])
 
 
 def _by_kind(training: Training, memory_gib: Floats, stages: Floats, part: float | None) -> tuple[Integers, Floats]:
