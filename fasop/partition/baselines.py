@@ -15,7 +15,7 @@ from fasop.simulation.pipelines import Pipelines
 ROUNDING = 1e-9
 """What is this near below a whole number of layers counts as one."""
 MOST_PARTS = 128
-"""Of which compiled loops sum times as numpy does."""
+"""Parts of a pipeline, at most, whose times compiled loops sum as numpy does."""
 
 
 def even(pipelines: Pipelines, layers: int) -> Integers:
