@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,21 @@ MODELS = {
 }
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data of each kind."""
+    folder = tmp_path_factory.mktemp("made")
+    source = write(folder / "in", numbered(200))
+    prepare(source, folder / "pairs", "--train-bpe", "300")
+    assert main(["prepare", "--source", f"{source}.de", "--output", str(folder / "text")]) == 0
+    assert main(["images", "--source", "digits", "--output", str(folder / "images")]) == 0
+    return folder
+
+
 @pytest.fixture
-def prefixes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Path]:
-    """Data of each kind."""
-    source = write(tmp_path / "in", numbered(200))
-    prepare(source, tmp_path / "pairs", "--train-bpe", "300")
-    assert main(["prepare", "--source", f"{source}.de", "--output", str(tmp_path / "text")]) == 0
-    assert main(["images", "--source", "digits", "--output", str(tmp_path / "images")]) == 0
+def prefixes(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Path]:
+    """A copy, which a test may damage."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     capsys.readouterr()
     return {
         "pairs": tmp_path / "pairs", "text": tmp_path / "text_text_document", "images": tmp_path / "images"
