@@ -223,9 +223,9 @@ class LinkBounds:
             return self._of_one_kind(one, sum(kind.group.count for kind in kinds), int(gpus[0])).of(some)
         if one.reduces_by_node or p.context > 1 or any(kind.collectives is not None for kind in kinds):
             return Alone.nothing(one.blocks.layers, len(kinds))
-        apart = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size).of(some)
-        together = self._of_one_kind(one, 1, p.world_size).of(some)
-        found = apart.or_less(together, gpus >= width)
+        found = self._of_one_kind(one, p.world_size // p.tensor_size, p.tensor_size).of(some)
+        if (gpus >= width).any():
+            found = found.or_less(self._of_one_kind(one, 1, p.world_size).of(some), gpus >= width)
         if len({*gpus.tolist()}) > 1 or has_pairs(self._kinds):
             return found
         return found.or_more(self._on_quickest_links(one, sum(kind.group.count for kind in kinds), int(gpus[0]), some))

@@ -190,7 +190,8 @@ class LowerBounds:
     ) -> Floats:
         """Do as `of`, of each plan on its own set of nodes; all of these have nodes of the same kinds.
 
-        First what passes take alone, which leaves out most, and then what plans exchange besides.
+        First what passes take alone, which leaves out most, then what plans exchange besides, and last what whole
+        layers take, if they are alike.
         """
         if not plans:
             return np.zeros(0)
@@ -214,24 +215,26 @@ class LowerBounds:
         count, mixed, unlike = count[closer], mixed[closer], unlike[closer]
         units, seconds, times = units[closer], seconds[closer], times[closer]
         gpus, classes = gpus[closer], classes.take(closer)
-        if whole:
-            classes = replace(classes, busy=self._busy(plans, way, sets, times, count, mixed, gpus))
         beside = self._beside(plans, way, sets, seconds, times)
-        least = _least(classes, beside, count, way, units, whole=whole)
+        least = _least(classes, beside, count, way, units)
         if unlike.any():
             some_of = np.nonzero(unlike)[0]
             least[some_of] = _of_mixed_replicas(
-                classes.take(some_of), beside.take(some_of), count[some_of], way, units[some_of], whole=whole
+                classes.take(some_of), beside.take(some_of), count[some_of], way, units[some_of]
             )
         found[closer] = np.maximum(found[closer], least)
         best = np.nonzero((every if worth is None else worth(found))[closer])[0]
         if whole and len(best):
-            base, its_own, unlike = beside.take(best), classes.take(best), unlike[best]
-            passes = _in_whole(its_own, way, layers)
+            plans, sets = [plans[number] for number in best.tolist()], [sets[number] for number in best.tolist()]
+            count, mixed, unlike, base = count[best], mixed[best], unlike[best], beside.take(best)
+            busy = self._busy(plans, way, sets, times[best], count, mixed, gpus[best])
+            its_own = replace(classes.take(best), busy=busy)
+            least = _least_in_whole(its_own, base, count, way, layers)
             if unlike.any():
-                its_own = its_own.take(np.nonzero(unlike)[0])
-                passes[unlike] = np.max([_in_whole(two, way, layers) for two in its_own.in_twos], axis=0)
-            least = base.trip(way.chunks) + base.ending + passes
+                some_of = np.nonzero(unlike)[0]
+                base, count = base.take(some_of), count[some_of]
+                twos = its_own.take(some_of).in_twos
+                least[some_of] = np.max([_least_in_whole(two, base, count, way, layers) for two in twos], axis=0)
             found[closer[best]] = np.maximum(found[closer[best]], least)
         return found
 
@@ -440,13 +443,12 @@ def _most_stages(micro_batches: Numbers, stages: int, groups: int) -> Floats:
     return np.cumsum([0, *np.sort(of_nodes)[::-1]]) / most.sum()
 
 
-def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool) -> Floats:
+def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats) -> Floats:
     """[plans]: seconds of an iteration, at least.
 
-    Where layers differ (not `whole`), they are taken for amounts of work, which need not be whole numbers
-    (`fasop.partition.heterogeneous_layers`); nor need stages be.
+    Layers are taken for amounts of work, which need not be whole numbers (where layers differ as in
+    `fasop.partition.heterogeneous_layers`); nor need stages be.
     """
-    layers = classes.busy.shape[2]
     trip = beside.trip(way.chunks)
     least: Floats = trip + _in_parts(classes, way, units) + beside.ending
     if way.chunks > 1:
@@ -456,14 +458,8 @@ def _least(classes: Classes, beside: _Beside, count: Integers, way: Way, units: 
         trip = trip + units * classes.trip[:, 0]
     queue = trip + (way.chunks * count - 1) * beside.queue
     least = np.maximum(least, queue + beside.ending)
-    if whole:
-        least = np.maximum(least, largest(classes.stages, classes.busy, layers))
     if not way.schedule.definition.splits_backward:
-        if whole:
-            each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
-            even = largest(classes.stages, each, layers)
-        else:
-            even = units / (classes.stages / classes.both).sum(axis=1)
+        even = units / (classes.stages / classes.both).sum(axis=1)
         least = np.maximum(least, count * even + beside.ending)
     if not way.schedule.definition.has_chunks:
         fixed = (beside.embedding + beside.head) / classes.slowest
@@ -490,17 +486,27 @@ def _in_whole(classes: Classes, way: Way, layers: int) -> Floats:
     return passes
 
 
-def _of_mixed_replicas(
-    classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats, *, whole: bool
-) -> Floats:
+def _least_in_whole(classes: Classes, beside: _Beside, count: Integers, way: Way, layers: int) -> Floats:
+    """[plans]: seconds of an iteration, at least, where layers are alike and stages have whole ones."""
+    least = np.maximum(
+        beside.trip(way.chunks) + beside.ending + _in_whole(classes, way, layers),
+        largest(classes.stages, classes.busy, layers),
+    )
+    if not way.schedule.definition.splits_backward:
+        each = classes.both[..., np.newaxis] * np.arange(1.0, layers + 1)
+        least = np.maximum(least, count * largest(classes.stages, each, layers) + beside.ending)
+    return np.asarray(least)
+
+
+def _of_mixed_replicas(classes: Classes, beside: _Beside, count: Integers, way: Way, units: Floats) -> Floats:
     """[plans]: as `_least`, where the GPUs of a stage may be of three or more kinds.
 
     The largest bound counts: for each number of fastest kinds, as if these were one kind and the others another one;
     and for the mean of all replicas, whose stages need not be whole numbers.
     """
-    bounds = [_least(two, beside, count, way, units, whole=whole) for two in classes.in_twos]
+    bounds = [_least(two, beside, count, way, units) for two in classes.in_twos]
     of_mean = replace(classes, stages=classes.shares)
-    return np.max([*bounds, _least(of_mean, beside, count, way, units, whole=False)], axis=0)
+    return np.max([*bounds, _least(of_mean, beside, count, way, units)], axis=0)
 
 
 @lru_cache(maxsize=4096)
