@@ -53,10 +53,13 @@ def text_prefix(output: Path, sentences: bool = False) -> Path:
 def read_manifest(prefix: Path) -> Manifest | None:
     """The manifest of indexed data, or None where there is none, as with data that others made. Raises DataPrepError:
     it is there but cannot be understood."""
-    if not data_file(prefix, ".json").exists():
-        return None
     with reworded(DataPrepError, "", ", or delete the file", of=DataPrepError):
-        return read_described(prefix, Manifest, VERSION)
+        try:
+            return read_described(prefix, Manifest, VERSION)
+        except DataPrepError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return None
+            raise
 
 
 def tokenizer_of(prefix: Path) -> Tokenizer:

@@ -53,6 +53,13 @@ def test_data_may_have_no_manifest(tmp_path: Path) -> None:
     assert read_manifest(tmp_path / "text") is None
 
 
+@pytest.mark.parametrize("name", ["text", "x" * 300], ids=["link to itself", "too long"])
+def test_a_manifest_that_cannot_be_opened_is_not_taken_for_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / "text.json").symlink_to("text.json")
+    with pytest.raises(DataPrepError, match=r"\.json: cannot be read: .*prepare the data again, or delete the file"):
+        read_manifest(tmp_path / name)
+
+
 def test_a_sound_manifest_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text(json.dumps(SOUND))
     assert read_manifest(tmp_path / "text") == Manifest(**SOUND)
