@@ -313,11 +313,7 @@ class LowerBounds:
     ) -> Floats:
         """`Classes.busy` of plans whose layers are alike, with sums; the arguments are those of `_classes`."""
         fastest, forward, backward = _fastest_first(times)
-        exposed = self._exposed(plans, way, sets, backward, fastest)
-        if mixed.any():
-            width = np.array([one.parallel.tensor_size * one.parallel.data for one in plans])[mixed]
-            held = np.take_along_axis(gpus, fastest, axis=1)[mixed]
-            exposed[mixed] = of_any_stage(exposed[mixed], held, width)[:, np.newaxis]
+        exposed = self._exposed(plans, way, sets, backward, fastest, mixed, gpus)
         layers = np.arange(1.0, plans[0].blocks.layers + 1)
         busy = count[:, np.newaxis, np.newaxis] * (forward + backward)[..., np.newaxis] * layers + exposed
         return suffix_min(np.minimum.accumulate(busy[..., ::-1], axis=2)[..., ::-1])
@@ -329,16 +325,29 @@ class LowerBounds:
         sets: Sequence[Sequence[NodeKind]],
         backward: Floats,
         order: Integers,
+        mixed: NDArray[np.bool_],
+        gpus: Integers,
     ) -> Floats:
         """[plans, kinds, layers]: seconds of the sums of gradients that the last backward pass does not hide, and of
-        handing out new weights, at least.
+        handing out new weights, at least, of a stage whose slowest GPUs are of this kind.
 
-        `backward` are seconds of a layer, with the kinds in this order.
+        `backward` are seconds of a layer, with the kinds in this order. Of stages on unlike GPUs the slowest link
+        counts, and the slowest backward pass hides: with unlike shares that of any kind, since the replica with the
+        most micro-batches need not have it.
         """
         alone = self._on_links.alone_on(plans, sets)
         sums, last, handing = (_stacked([getattr(one, name) for one in alone]) for name in ("sums", "last", "handing"))
         sums, handing = sums.transpose(0, 2, 1), handing.transpose(0, 2, 1)
         whole, handed = (np.take_along_axis(part, order[..., np.newaxis], axis=1)[..., 1:] for part in (sums, handing))
+        left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
+        if mixed.any():
+            width = np.array([one.parallel.tensor_size * one.parallel.data for one in plans])[mixed]
+            held = np.take_along_axis(gpus, order, axis=1)[mixed]
+            for part in (whole, handed, left):
+                part[mixed] = of_any_stage(part[mixed], held, width)[:, np.newaxis]
+            shared = np.array([one.parallel.shares is not None for one in plans])[:, np.newaxis]
+            slowest = np.where(shared, backward.max(axis=1, keepdims=True), np.maximum.accumulate(backward, axis=1))
+            backward = np.where(mixed[:, np.newaxis], slowest, backward)
         if not plans[0].overlaps:
             return np.asarray(whole + handed)
         model = plans[0].model
@@ -347,7 +356,6 @@ class LowerBounds:
         first = np.array([buckets[tensor] for tensor in tensors])
         after = np.arange(1.0, plans[0].blocks.layers + 1) - first[:, np.newaxis, np.newaxis]
         hidden = filling(way.schedule) * backward[..., np.newaxis] * after
-        left = np.take_along_axis(last, order, axis=1)[..., np.newaxis]
         return np.minimum(whole, np.maximum(whole - hidden, left)) + handed
 
     def _of_kinds(self, one: Training, recompute: Recompute, some: Sequence[int]) -> _Times:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import conf
 from conf.schema.experiment import Gpu, Schedule
 from fasop.costs.arrays import Floats
-from fasop.costs.hardware import NodeKind
+from fasop.costs.hardware import Factors, NodeKind
 from fasop.search.arguments import Arguments
 from fasop.search.inputs import read, scattering
 from fasop.search.lower_bound import LowerBounds, Way
@@ -224,6 +224,29 @@ def test_no_plan_beats_the_bound_where_replicas_share_nodes(uneven: bool) -> Non
                     tried += 1
                     shared += len(kinds) > 1 and gpus % variant.data > 0
     assert shared > tried / 10 > 10
+
+
+def test_no_plan_beats_the_bound_where_slow_gpus_have_the_quick_links() -> None:
+    """Too few to be a stage: beside others, their backward passes hide what is summed over the slow links of these."""
+    tried = 0
+    for seed in seeds(fewer(20, 120)):
+        rng = np.random.default_rng(seed)
+        training, (kind, *_), choices = random_case(rng)
+        kinds, rate, slower = list[NodeKind](), 10 ** rng.uniform(-1, 2), rng.uniform(1, 10, 2)
+        for name, count, quick, (forward, backward) in (("a", 3, 1, (1.0, 1.0)), ("b", 1, 100, slower.tolist())):
+            group = replace(kind.group, count=count, inter_gbit_per_s=quick * rate)
+            factors = Factors(forward=forward, backward=backward)
+            kinds.append(replace(kind, name=name, gpus=1, group=group, factors=factors))
+        training = replace(
+            training,
+            model=replace(training.model, layers=int(rng.integers(2, 6)), hidden=1024),
+            parallel=replace(training.parallel, global_batch_size=4),
+        )
+        choices = replace(choices, schedule=(Schedule.one_f_one_b,))
+        for sized, seconds in best_times(training, kinds, choices) or ():
+            assert floor(sized, kinds) <= seconds * (1 + 1e-9)
+            tried += sized.parallel.data > 1 and np.isfinite(seconds)
+    assert tried > 20
 
 
 @pytest.mark.parametrize("changed", [None, with_links, with_collectives])
