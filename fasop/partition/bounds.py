@@ -65,7 +65,8 @@ def _bound(
         return _bound_in_units(pipelines, balanced, worth, wanted)
     chains = chains_of(pipelines)
     back = pipelines.micro_batches * largest_stage(pipelines, balanced) + _freed(pipelines)
-    trip = _whole_trip(chains) + mean_of(chains.trip.layer, chains.left, layers)
+    whole_trip = _whole_trip(chains)
+    trip = whole_trip + mean_of(chains.trip.layer, chains.left, layers)
     longest = np.maximum.reduce(
         [trip, _mean_bound(chains, pipelines.mean_hop, layers), _queue_bound(pipelines, chains, layers)]
     )
@@ -73,8 +74,8 @@ def _bound(
     least: Floats = np.maximum(back + pipelines.optimizer.fixed.min(axis=0), longest + ending)
     some = np.nonzero(wanted if worth is None else wanted & worth(least))[0]
     if len(some):
-        lines = pipelines if len(some) == len(pipelines) else pipelines.take(some)
-        trip = _trip_bound(chains_of(lines), lines.capacity, layers) + ending[some]
+        lines = pipelines.take(some)
+        trip = whole_trip[some] + _trip_bound(chains, some, lines.capacity, layers) + ending[some]
         least[some] = np.maximum.reduce([least[some], trip, _summing_bound(lines, layers), _back_bound(lines, layers)])
     return least
 
@@ -219,16 +220,17 @@ def _until_summed(pipelines: Pipelines, sums: Linear) -> Linear:
     return whole
 
 
-def _trip_bound(chains: Chains, capacity: Integers, layers: int) -> Floats:
-    """[pipelines]: the first micro-batch's trip, and the largest stage's passes left, or the largest part's."""
-    trip, parts = chains.trip.layer, chains.of_part
-    longest = np.maximum(mean_of(trip, chains.left, layers), whole_of(trip, chains.left, capacity, layers))
-    if parts is not None:
+def _trip_bound(chains: Chains, some: Integers, capacity: Integers, layers: int) -> Floats:
+    """[pipelines], of some: what the first micro-batch's trip takes for its layers, and then the largest stage's passes
+    left, or the largest part's. Of the stage's, `mean_of` is in the bounds that are found in little time."""
+    trip, parts = chains.trip.layer[:, some], chains.of_part
+    longest = whole_of(trip, chains.left.take(some), capacity, layers)
+    if parts is not None and chains.turn is not None:
         chunks = len(parts.layer) // len(trip)
         trips, capacities = np.tile(trip, (chunks, 1)), np.tile(capacity, (chunks, 1))
-        longest = np.maximum(longest, mean_of(trips, parts, layers))
-        longest = np.maximum(longest, whole_of(trips, chains.turn, capacities, layers))
-    return _whole_trip(chains) + longest
+        longest = np.maximum(longest, mean_of(trips, parts.take(some), layers))
+        longest = np.maximum(longest, whole_of(trips, chains.turn.take(some), capacities, layers))
+    return longest
 
 
 def whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Floats:
@@ -271,10 +273,22 @@ def mean_of(trip: Floats, left: Linear, layers: int | Floats) -> Floats:
     The largest is at least the mean with any weights, and that is a constant and a price for each stage's layers. No
     partition pays less than `layers` times the lowest price; the weights make the prices equal where they can.
     """
+    if hasattr(compiled, "mean_of"):
+        return compiled.mean_of(trip, left.fixed, left.layer, _of_each(layers, trip), TINY)
     weights = np.maximum(0.0, level(trip, left.layer) - trip) / np.maximum(left.layer, TINY)
-    weights /= np.maximum(weights.sum(axis=0), TINY)
+    weights /= np.maximum(_sum_of(weights), TINY)
     lowest = (trip + weights * left.layer).min(axis=0)
-    return layers * lowest + (weights * left.fixed).sum(axis=0)
+    return layers * lowest + _sum_of(weights * left.fixed)
+
+
+def _of_each(layers: int | Floats, rows: Floats) -> Floats:
+    """[pipelines]: how many layers each has, for compiled loops; `rows` are [stages, pipelines]."""
+    return np.broadcast_to(np.asarray(layers, float), rows.shape[1:])
+
+
+def _sum_of(rows: Floats) -> Floats:
+    """[pipelines]: the sum of all rows, one after another as in compiled loops, whatever their order in memory."""
+    return np.cumsum(rows, axis=0)[-1]
 
 
 def level(trip: Floats, left: Floats) -> Floats:
@@ -296,11 +310,15 @@ def _mean_bound(chains: Chains, hop: Floats, layers: int | Floats) -> Floats:
     prices equal where they can.
     """
     own, way = chains.own, chains.way
+    passed = way.fixed + 2 * hop
+    if hasattr(compiled, "mean_over_stages"):
+        each = _of_each(layers, own.fixed)
+        return compiled.mean_over_stages(own.fixed, own.layer, passed, way.layer, each)
     weights, later = np.zeros_like(own.layer), np.zeros(own.layer.shape[1])
     for stage in range(len(weights) - 1, -1, -1):
         weights[stage] = np.maximum(0.0, 1 - later * way.layer[stage]) / own.layer[stage]
         later += weights[stage]
     weights /= later
     beyond = np.cumsum(weights[::-1], axis=0)[::-1] - weights
-    constant = (weights * own.fixed + beyond * (way.fixed + 2 * hop)).sum(axis=0)
+    constant = _sum_of(weights * own.fixed + beyond * passed)
     return constant + layers * (weights * own.layer + beyond * way.layer).min(axis=0)

@@ -34,7 +34,7 @@ class Chains:
     left: Linear
     """Its passes from the first gradient that leaves it until the last one. Of several chunks, a layer of that one
     counts which has the shortest passes left."""
-    turn: Linear
+    turn: Linear | None
     """[parts, pipelines]: with several chunks, the backward passes of one of them that follow its first one in turn."""
     of_part: Linear | None
     """[parts, pipelines]: with several chunks these, and of what the stage has left after that for each chunk as much
@@ -51,6 +51,7 @@ def chains_of(pipelines: Pipelines) -> Chains:
     left = passes_left(schedule, stages, chunks, count)
     ahead, back = (passes.reshape(-1, 1) for passes in (left.forward, left.backward))
     of_parts = weighted(ahead, forward, back, backward)
+    turns = schedule.definition.in_turn(stages, count)
     return Chains(
         own=own,
         way=way,
@@ -60,7 +61,7 @@ def chains_of(pipelines: Pipelines) -> Chains:
             fixed=of_parts.fixed.reshape(chunks, stages, -1).sum(axis=0),
             layer=of_parts.layer.reshape(chunks, stages, -1).min(axis=0),
         ),
-        turn=weighted(0.0, forward, schedule.definition.in_turn(stages, count) - 1.0, backward),
+        turn=weighted(0.0, forward, turns - 1.0, backward) if chunks > 1 else None,
         of_part=_of_part(pipelines, chunks) if chunks > 1 else None,
     )
 
@@ -149,5 +150,7 @@ def both_passes(pipelines: Pipelines) -> Linear:
 
 def by_stage(passes: Linear, stages: int) -> Linear:
     """[stages, pipelines], from [parts, pipelines]: of all chunks, whose layers take the same."""
+    if len(passes.fixed) == stages:
+        return Linear(fixed=passes.fixed, layer=passes.layer)
     fixed: Floats = passes.fixed.reshape(-1, stages, passes.fixed.shape[1]).sum(axis=0)
     return Linear(fixed=fixed, layer=passes.layer[..., :stages, :])

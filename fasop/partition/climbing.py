@@ -8,7 +8,6 @@ import numpy as np
 
 from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.partition.chains import own_and_way
-from fasop.simulation.linear import Linear
 from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import FULL, Pipelines
 from fasop.simulation.vectorised import SHARES_OF_PASSES, actions_of, links_of
@@ -66,14 +65,8 @@ def _table(lines: Pipelines) -> Floats:
     hop, busy = lines.hop, lines.occupied
     hop_back, busy_back = (hop, busy) if lines.back is None else lines.back.messages(None)
     nothing, none = np.zeros_like(hop), np.zeros(len(lines))
-    again, hidden = lines.backward.again, lines.hidden
-    longer, behind, of_last, at_turns = nothing, Linear(fixed=nothing, layer=nothing), nothing - np.inf, nothing
-    time = behind
-    if hidden is not None:
-        time, of_last = hidden.time, hidden.last
-        behind = behind if hidden.behind is None else hidden.behind
-        at_turns = at_turns if hidden.at_turns is None else hidden.at_turns
-        longer = longer if time.again is None else time.again.layer
+    again = lines.backward.again
+    hidden = [nothing] * 3 + [nothing - np.inf] + [nothing] * 3 if lines.hidden is None else lines.hidden.rows
     own, way = own_and_way(lines)
     parts = [lines.forward.fixed, lines.forward.layer, lines.backward.fixed, lines.backward.layer]
     parts.append(np.zeros_like(lines.backward.fixed) if again is None else again.layer)
@@ -85,8 +78,8 @@ def _table(lines: Pipelines) -> Floats:
         lines.optimizer.fixed,
         lines.optimizer.layer,
     ]
-    of_stages += [lines.sums.fixed, lines.sums.layer, time.fixed, time.layer, longer, of_last]
-    of_stages += [behind.fixed, behind.layer, at_turns, own.fixed, own.layer, way.fixed, way.layer, 2 * lines.mean_hop]
+    of_stages += [lines.sums.fixed, lines.sums.layer, *hidden]
+    of_stages += [own.fixed, own.layer, way.fixed, way.layer, 2 * lines.mean_hop]
     ending = lines.optimizer.fixed[0] + lines.least_exposed[0] + lines.embedding
     scalars = [lines.embedding, ending, none if again is None else again.most]
     return np.ascontiguousarray(np.concatenate([*parts, *of_stages, np.stack(scalars)]).T)

@@ -914,36 +914,96 @@ cdef double _sum(const double* values, Py_ssize_t count) noexcept nogil:
     return total
 
 
-def mean_of_rows(
-    const double[:, ::1] trip, const double[:, ::1] layer, const double[:, ::1] fixed, double work, double tiny
+def mean_of(
+    const double[:, :] trip, const double[:, :] fixed, const double[:, :] layer, const double[:] layers, double tiny
 ):
-    """[rows]: `fasop.partition.bounds.mean_of` of so much work, of arrays [rows, stages] with at most 128 stages."""
-    cdef Py_ssize_t row, s, other, rows = trip.shape[0], stages = trip.shape[1]
-    cdef double[::1] found = np.empty(rows), weights = np.empty(stages), costs = np.empty(stages)
+    """What `fasop.partition.bounds.mean_of` does, whose arrays [stages, pipelines] these are, of so many `layers` of
+    each pipeline."""
+    cdef Py_ssize_t column, s, other, stages = trip.shape[0], columns = trip.shape[1]
+    cdef double[::1] found = np.empty(columns), weights = np.empty(stages)
     cdef Py_ssize_t[::1] order = np.empty(stages, np.intp)
     cdef double shares, paid, level, price, total, lowest
-    for row in range(rows):
+    for column in range(columns):
         for s in range(stages):
             other = s
-            while other > 0 and trip[row, order[other - 1]] > trip[row, s]:
+            while other > 0 and trip[order[other - 1], column] > trip[s, column]:
                 order[other] = order[other - 1]
                 other -= 1
             order[other] = s
         shares, paid, level = 0.0, 0.0, INFINITY
         for s in range(stages):
-            price = 1 / max(layer[row, order[s]], tiny)
+            price = 1 / max(layer[order[s], column], tiny)
             shares += price
-            paid += price * trip[row, order[s]]
+            paid += price * trip[order[s], column]
             level = min(level, (1 + paid) / shares)
+        total = 0.0
         for s in range(stages):
-            weights[s] = max(0.0, level - trip[row, s]) / max(layer[row, s], tiny)
-        total, lowest = max(_sum(&weights[0], stages), tiny), INFINITY
+            weights[s] = max(0.0, level - trip[s, column]) / max(layer[s, column], tiny)
+            total += weights[s]
+        total, paid, lowest = max(total, tiny), 0.0, INFINITY
         for s in range(stages):
             weights[s] /= total
-            lowest = min(lowest, trip[row, s] + weights[s] * layer[row, s])
-            costs[s] = weights[s] * fixed[row, s]
-        found[row] = work * lowest + _sum(&costs[0], stages)
+            lowest = min(lowest, trip[s, column] + weights[s] * layer[s, column])
+            paid += weights[s] * fixed[s, column]
+        found[column] = layers[column] * lowest + paid
     return found.base
+
+
+def mean_over_stages(
+    const double[:, :] own, const double[:, :] own_layer, const double[:, :] way, const double[:, :] way_layer,
+    const double[:] layers,
+):
+    """What `fasop.partition.bounds._mean_bound` does, whose arrays [stages, pipelines] these are: what is fixed of a
+    stage's own passes, of the way through it, with both messages, and what a layer adds to both."""
+    cdef Py_ssize_t column, s, stages = own.shape[0], columns = own.shape[1]
+    cdef double[::1] found = np.empty(columns), weights = np.empty(stages), beyond = np.empty(stages)
+    cdef double later, behind, constant, lowest
+    for column in range(columns):
+        later, behind = 0.0, 0.0
+        for s in range(stages - 1, -1, -1):
+            weights[s] = max(0.0, 1 - later * way_layer[s, column]) / own_layer[s, column]
+            later += weights[s]
+        for s in range(stages - 1, -1, -1):
+            weights[s] /= later
+            behind += weights[s]
+            beyond[s] = behind - weights[s]
+        constant, lowest = 0.0, INFINITY
+        for s in range(stages):
+            constant += weights[s] * own[s, column] + beyond[s] * way[s, column]
+            lowest = min(lowest, weights[s] * own_layer[s, column] + beyond[s] * way_layer[s, column])
+        found[column] = constant + layers[column] * lowest
+    return found.base
+
+
+def least_slopes(const double[:, :] fixed, const double[:, :] layer, hidden, const long[:] again, Py_ssize_t layers):
+    """[stages, pipelines]: what `fasop.simulation.linear.Hidden.left` of sums of gradients is without layers, and what
+    each layer adds to it at least, of up to so many: the lowest of its slopes from there.
+
+    Args:
+        fixed: of the sums, [stages, pipelines], and what a layer adds to it.
+        hidden: `Hidden.rows`.
+        again: [pipelines]: how many layers are computed again.
+    """
+    cdef Py_ssize_t column, s, n, stages = fixed.shape[0], columns = fixed.shape[1]
+    cdef const double[:, :] time = hidden[0], time_layer = hidden[1], longer = hidden[2], last = hidden[3]
+    cdef const double[:, :] behind = hidden[4], behind_layer = hidden[5], turns = hidden[6]
+    cdef double[:, ::1] begin = np.empty((stages, columns)), slopes = np.empty((stages, columns))
+    cdef double whole, left, least
+    for s in range(stages):
+        for column in range(columns):
+            least = INFINITY
+            for n in range(layers + 1):
+                whole = fixed[s, column] + n * layer[s, column]
+                left = time[s, column] + n * time_layer[s, column] + min(n, again[column]) * longer[s, column]
+                left = min(whole, max(whole - left, last[s, column]))
+                whole = max(0.0, behind[s, column] + n * behind_layer[s, column])
+                left += whole + min(n, 1) * turns[s, column]
+                if n == 0:
+                    begin[s, column] = left
+                else:
+                    least = min(least, (left - begin[s, column]) / n)
+            slopes[s, column] = least
+    return begin.base, slopes.base
 
 
 def shortest_trip(

@@ -94,6 +94,17 @@ class Hidden:
             at_turns=None if self.at_turns is None else self.at_turns[:, columns],
         )
 
+    @property
+    def rows(self) -> list[Floats]:
+        """All of these, [stages, pipelines] each and nothing where there is none, for compiled loops: the pass without
+        layers, with each, and longer with each that is computed again; the last bucket; what is `behind`, and with each
+        layer; `at_turns`."""
+        nothing = np.zeros_like(self.last)
+        longer = nothing if self.time.again is None else self.time.again.layer
+        behind = [nothing] * 2 if self.behind is None else [self.behind.fixed, self.behind.layer]
+        at_turns = nothing if self.at_turns is None else self.at_turns
+        return [self.time.fixed, self.time.layer, longer, self.last, *behind, at_turns]
+
     def left(self, sums: Linear, held: Layers) -> Floats:
         """[stages, pipelines]: seconds of the sums that are not hidden; `held` are the layers of each stage."""
         return self._left_of_one(sums, held) + self.beside(held)

@@ -21,6 +21,7 @@ from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.frozen import replace
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Layers, Linear
 from fasop.simulation.loaded import PartitionedPipelines, Parts
+from fasop.simulation.loops import compiled
 from fasop.simulation.vectorised import Times, Traffic
 from megatron_ext.contract.parallel_config import Schedule
 
@@ -293,13 +294,7 @@ class Pipelines:
             return self._not_again().unhidden(layers)
         if self.hidden is None:
             return self
-        if self.order is not None:
-            sums = self._sums_left(self.hidden)
-        else:
-            amount = np.arange(layers + 1).reshape(-1, 1, 1)
-            exposed = self.exposed(amount)
-            slopes = (exposed[1:] - exposed[0]) / amount[1:]
-            sums = Linear(fixed=exposed[0], layer=slopes.min(axis=0))
+        sums = self._line_below(self.hidden, layers) if self.order is None else self._sums_left(self.hidden)
         replicas = tuple(replace(one, lines=one.lines.unhidden(layers)) for one in self.replicas)
         return replace(self, sums=sums, hidden=None, replicas=replicas)
 
@@ -307,6 +302,17 @@ class Pipelines:
         """The same whose passes compute nothing again; of what hides sums nothing changes."""
         replicas = tuple(replace(one, lines=one.lines._not_again()) for one in self.replicas)
         return replace(self, backward=replace(self.backward, again=None), replicas=replicas)
+
+    def _line_below(self, hidden: Hidden, layers: int) -> Linear:
+        """Return a line below `exposed` of up to so many layers, all alike, that meets it without any."""
+        if hasattr(compiled, "least_slopes"):
+            again = hidden.time.again
+            most = np.zeros(len(self), np.int64) if again is None else again.most
+            fixed, layer = compiled.least_slopes(self.sums.fixed, self.sums.layer, hidden.rows, most, layers)
+            return Linear(fixed=fixed, layer=layer)
+        amount = np.arange(layers + 1).reshape(-1, 1, 1)
+        exposed = self.exposed(amount)
+        return Linear(fixed=exposed[0], layer=((exposed[1:] - exposed[0]) / amount[1:]).min(axis=0))
 
     def _sums_left(self, hidden: Hidden) -> Linear:
         """Return a line below `exposed` where layers differ: where no kind of layer has its sums hidden, what is left

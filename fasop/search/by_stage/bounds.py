@@ -25,10 +25,9 @@ from fasop.costs.layers import LayerTimes
 from fasop.costs.schedules import Number, backward_left, forward_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
-from fasop.partition.bounds import TINY, mean_of, whole_of
+from fasop.partition.bounds import mean_of, whole_of
 from fasop.search.by_stage.layout_batch import UnlikeReplicas
 from fasop.simulation.linear import Linear
-from fasop.simulation.loops import compiled
 from fasop.simulation.nodes import times_on
 from megatron_ext.contract.parallel_config import SCATTERS, Schedule
 
@@ -36,8 +35,6 @@ FAR = 1e9
 """Seconds of a layer where there is no stage: none is laid there."""
 LEAST = 1e-15
 """Seconds that are none, but may divide."""
-IN_A_ROW = 128
-"""Stages whose sums the compiled loop adds up as numpy does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,10 +93,7 @@ class TripBound(NamedTuple):
         trip, fixed, layer = (np.ascontiguousarray(part) for part in (self.trip, self.left.fixed, self.left.layer))
         layer = np.maximum(layer, LEAST)
         left = Linear(fixed=fixed.T, layer=layer.T)
-        if hasattr(compiled, "mean_of_rows") and trip.shape[1] <= IN_A_ROW:
-            longest = compiled.mean_of_rows(trip, layer, fixed, work, TINY)
-        else:
-            longest = mean_of(trip.T, left, np.array(work))
+        longest = mean_of(trip.T, left, np.array(work))
         if capacity is not None:
             longest = np.maximum(longest, whole_of(trip.T, left, capacity.T, round(work)))
         return self.constant + longest

@@ -1,4 +1,4 @@
-"""Compiled loops move layers as numpy does."""
+"""Compiled loops move layers, and find bounds, as numpy does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasop.partition import baselines, local_search
+from fasop.costs.arrays import Floats
+from fasop.partition import baselines, bounds, local_search
 from fasop.partition.baselines import amp
+from fasop.partition.chains import chains_of
 from fasop.partition.climbing import climb_of
 from fasop.partition.local_search import bottleneck, feasible, improved
+from fasop.simulation import pipelines
 from fasop.simulation.linear import Again, Hidden, Linear
 from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import HeterogeneousReplicas, Pipelines
@@ -76,3 +79,23 @@ def test_compiled_loops_find_the_least_sums_that_numpy_finds(seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baselines, "compiled", None)
         assert np.array_equal(found, amp(lines, layers))
+
+
+@settings(max_examples=200)
+@given(st.integers(0, 2**32 - 1))
+def test_compiled_loops_find_the_bounds_that_numpy_finds(seed: int) -> None:
+    assert hasattr(compiled, "mean_of"), "pip install -e . builds it"
+    rng = np.random.default_rng(seed)
+    lines, layers = random_pipelines(rng)
+    lines = longer(rng, lines) if rng.random() < 0.5 else lines
+
+    def found() -> list[Floats]:
+        chains = chains_of(lines)
+        mean, below = bounds.mean_of(chains.trip.layer, chains.left, layers), lines.unhidden(layers).sums
+        return [mean, bounds._mean_bound(chains, lines.mean_hop, layers), below.fixed, below.layer]
+
+    by_loops = found()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (bounds, pipelines):
+            patch.setattr(module, "compiled", None)
+        assert all(map(np.array_equal, by_loops, found()))
