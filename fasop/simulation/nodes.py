@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.costs.arrays import Floats, Integers, distinct, distinct_rows
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes, layer_times
 from fasop.costs.memory.activations import through_host
@@ -112,7 +112,7 @@ class Nodes:
 
     def distinct_rows(self, nodes: Integers) -> Integers:
         """Return rows of nodes without those that are as another one in every order."""
-        return distinct(self.first_alike[nodes], axis=0)
+        return distinct_rows(self.first_alike[nodes])
 
     def _distinct(self, uses: Uses) -> Uses:
         """Return the uses without those that are as another one of their item, in every order: of a thousand nodes in a

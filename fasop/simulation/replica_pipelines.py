@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.costs.arrays import Floats, Integers, distinct_rows
 from fasop.costs.network.links import Link
 from fasop.costs.network.placement import stage_nodes
 from fasop.costs.shared_layers import layer_numbers
@@ -58,9 +58,7 @@ def _places(
     if (ranks == ranks[:, :1]).all():
         return []
     nodes, counts = ranks[:, ::tensor].T, np.array(micro_batches)
-    return [
-        _Places(count, distinct(nodes[counts == count], axis=0)) for count in sorted({*micro_batches}, reverse=True)
-    ]
+    return [_Places(count, distinct_rows(nodes[counts == count])) for count in sorted({*micro_batches}, reverse=True)]
 
 
 class _Own(NamedTuple):
@@ -79,7 +77,7 @@ class _Own(NamedTuple):
         """`times` are `Nodes.gpu_times`, and `lines` are on nodes in these orders; for `places` see `_Places.nodes`."""
         kinds = orders[:, places].reshape(-1, places.shape[1])
         numbers = np.repeat(np.arange(len(orders)), len(places))
-        rows = distinct(np.column_stack([numbers, kinds]), axis=0)
+        rows = distinct_rows(np.column_stack([numbers, kinds]))
         order, own = rows[:, 0], times[:, rows[:, 1:].T]
         half = len(own) // 2 - 1
         passes = pass_times(training, own[:half]), pass_times(training, own[half:-2], own[-1])
