@@ -77,7 +77,7 @@ def random_case(
     model = model_class(
         name="small",
         layers=int(rng.integers(2, 7) if alike else rng.integers(1, 4)),
-        hidden=int(rng.choice([16, 64, 256])),
+        hidden=int(rng.choice([16, 64, 256, 1024])),
         heads=int(rng.choice([2, 4])),
         sequence_length=int(rng.choice([32, 256])),
         vocab_size=int(rng.choice([100, 5000])),

@@ -17,6 +17,7 @@ from conf.compose import compose
 from conf.schema.values.partition import Partition, Shares
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import Factors, NodeKind
+from fasop.costs.overlap import first_bucket_layers
 from fasop.costs.training import PlacedTraining, Training
 from fasop.search.arguments import Arguments
 from fasop.search.by_stage import bounds, layout_bounds, look, whole_layers
@@ -302,7 +303,7 @@ def test_layouts_of_which_nothing_is_to_be_tried_have_no_rows() -> None:
 @pytest.mark.parametrize("network", ["plain", "links"])
 def test_no_option_is_below_the_bound_of_the_options_that_it_is_bounded_with(network: str) -> None:
     rows = 0
-    for seed in range(fewer(12, 60)):
+    for seed in range(fewer(18, 60)):
         rng = np.random.default_rng(seed)
         training, kinds, choices = random_case(rng)
         kinds = [*NETWORKS[network](rng, kinds)]
@@ -347,7 +348,7 @@ def test_what_computes_less_again_is_not_bounded_by_what_computes_more(recompute
 def test_no_partition_takes_less_than_its_stages_with_their_layers_say(network: str) -> None:
     """So a search need not look at neighbours that are bounded by what it has."""
     compared, left_out = 0, 0
-    for seed in range(fewer(12, 60)):
+    for seed in range(fewer(16, 60)):
         rng = np.random.default_rng(seed)
         training, kinds, choices = random_case(rng)
         nodes = StagedPlans(training, [*NETWORKS[network](rng, kinds)], choices, 60)
@@ -494,7 +495,10 @@ def test_longest_paths_are_below_every_partition_and_prove_the_best(seed: int) -
                 begin, best = candidate.prove(begin, boxes, 10 * taken)
                 assert candidate.bound <= taken * (1 + 1e-9)
                 assert candidate.seconds(begin.reshape(-1, 1))[0] == best >= taken * (1 - 1e-9)
-            assert best == pytest.approx(taken) == pytest.approx(candidate.bound, rel=1e-5)
+            # Where a backward pass hides a part of what is summed, the longest paths bend within a layer.
+            bends = one.overlaps and any(first_bucket_layers(one.model, tensor) < layers for tensor in layout.tensors)
+            assert best == pytest.approx(taken, rel=1e-2 if bends else 1e-6)
+            assert candidate.bound == pytest.approx(taken, rel=1e-2 if bends else 1e-5)
 
 
 def staged(replicas: tuple[int, ...], *, sharded: bool) -> tuple[Training, list[NodeKind]]:
