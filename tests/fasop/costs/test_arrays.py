@@ -22,3 +22,10 @@ def test_distinct_rows_are_those_of_distinct(shape: tuple[int, int], most: int) 
     rows = np.random.default_rng(0).integers(0, most, shape, endpoint=True)
     for values in (rows, np.asfortranarray(rows), np.concatenate([rows, rows])[::2]):
         assert np.array_equal(distinct_rows(values), distinct(values, axis=0))
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (40,), (6, 7)], ids=str)
+def test_distinct_numbers_are_those_of_numpy(shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).integers(0, 9, shape)
+    assert np.array_equal(distinct(values), np.unique(values))
+    assert np.array_equal(distinct(values / 4), np.unique(values / 4))
