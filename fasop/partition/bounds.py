@@ -253,7 +253,7 @@ def whole_of(trip: Floats, left: Linear, capacity: Integers, layers: int) -> Flo
         room = np.maximum(0, np.minimum(np.floor((amount - fixed) / layer + ROUNDING), most))
         held = np.minimum(np.cumsum(np.take_along_axis(room, order, axis=0), axis=0), layers)
         held[1:] -= held[:-1].copy()
-        found[every] = np.minimum(found[every], amount + (held * sorted_trip).sum(axis=0))
+        found[every] = np.minimum(found[every], amount + _sum_of(held * sorted_trip))
         following = np.where(room < most, fixed + (room + 1) * layer, np.inf).min(axis=0)
         amount = np.maximum(amount, following)
         open_ = following + layers * sorted_trip[0] < found[every]

@@ -19,8 +19,9 @@ from fasop.costs.arrays import Floats
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.overlap import first_bucket_layers
 from fasop.costs.training import PlacedTraining, Training
+from fasop.partition import bounds
 from fasop.search.arguments import Arguments
-from fasop.search.by_stage import bounds, layout_bounds, look, whole_layers
+from fasop.search.by_stage import layout_bounds, look, whole_layers
 from fasop.search.by_stage.bounds import Work, sized
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import QUICK, WHOLE
