@@ -27,7 +27,7 @@ from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
-from fasop.search.space.candidates import MOST_REPLICAS, Candidates, fitting, sizes
+from fasop.search.space.candidates import MOST_REPLICAS, Candidates, divisors, fitting, sizes
 from fasop.search.space.choices import Choices
 from fasop.simulation.nodes import Nodes, times_on
 from fasop.simulation.predict import predict_plan
@@ -111,8 +111,6 @@ def _looked_at(
     quickest = Recompute.none if Recompute.none in choices.recompute else choices.recompute[0]
     for one in _sizes(training, present, choices):
         parallel = one.parallel
-        if any(kind.group.count % parallel.pipeline for kind in present):
-            continue
         if not worth(_busy_seconds(replace(one, parallel=replace(parallel, recompute=quickest)), present)):
             continue
         unit = [number for number, kind in enumerate(present) for _ in range(kind.group.count // parallel.pipeline)]
@@ -130,7 +128,11 @@ def _looked_at(
 
 
 def _sizes(training: Training, kinds: Sequence[NodeKind], choices: Choices) -> Iterator[Training]:
-    """Those of two or more replicas, of which each can have a share of its own, that are quick to simulate."""
+    """Those of two or more replicas, of which each can have a share of its own, that are quick to simulate, and whose
+    stages can have as many nodes of each kind."""
+    stages = divisors(math.gcd(*(kind.group.count for kind in kinds)))
+    tried = choices.pipeline or stages
+    choices = replace(choices, pipeline=tuple(number for number in stages if number in tried))
     every = (sizes(training, kinds, choices, MOST_PASSES, uneven=uneven) for uneven in (False, True))
     for one in chain.from_iterable(every):
         parallel = one.parallel

@@ -351,13 +351,13 @@ def sizes(
     are as even as they can be. Only tdpp's own engine has such.
     """
     parallel, most_stages = training.parallel, training.blocks.most_stages
-    gpus = gpus_of(kinds)
+    gpus, tried = gpus_of(kinds), None if choices is None else choices.pipeline
     if uneven and (training.equal_only or parallel.zero == GATHERED):
         return  # megatron_ext.contract.rules.memory
     for tensor in tensor_sizes(training, kinds):
         for data in divisors(gpus // tensor):
             pipeline = gpus // tensor // data
-            if pipeline > most_stages:
+            if pipeline > most_stages or not (tried is None or pipeline in tried):
                 continue
             of_ranks = expert_sizes(training, data), context_sizes(training, data, choices)
             for micro_batch_size, expert, context in product(divisors(parallel.global_batch_size), *of_ranks):
