@@ -168,7 +168,11 @@ def _schedule(parallel: Parallel, regrouped: bool) -> None:
             f"engine=tdpp"
         )
     given = keys_of_plan(parallel)
-    fits = {"recompute": len(parallel.recompute.stages) == 1, "schedule": parallel.schedule.definition.megatron_lm}
+    fits = {
+        "recompute": len(parallel.recompute.stages) == 1,
+        "zero": parallel.zero is None,  # of each stage its own, none above 1
+        "schedule": parallel.schedule.definition.megatron_lm,
+    }
     for key, reason in _MEGATRON_LM.items():
         if not fits.get(key, given[key].planned is None):
             raise ConfigError(f"{given[key]}: {reason}, or engine=tdpp")
