@@ -109,7 +109,7 @@ def test_the_first_plans_are_the_fastest_of_all_and_begin_those_of_a_longer_list
 @pytest.mark.parametrize("args", [Arguments(), Arguments(prove=True, by_stage=True)], ids=["default", "all"])
 def test_the_first_plans_on_all_sets_of_nodes_begin_one_ranking(args: Arguments) -> None:
     """Whatever `top=`, no plan comes twice; before those of all sizes come only faster ones, of shares, stages or less
-    that is computed again."""
+    that is computed again, or, where memory is short, of ZeRO 3."""
     looked = unlike = 0
     for seed in seeds(fewer(40, 400)):
         training, kinds, choices = random_case(np.random.default_rng(seed))
@@ -125,7 +125,8 @@ def test_the_first_plans_on_all_sets_of_nodes_begin_one_ranking(args: Arguments)
         found = [plan.training.parallel for plan in ranked]
         assert [*ranked] == sorted(ranked, key=by_time)
         assert len({replace(one, partition=None) for one in found}) == len(found)
-        more = next(row for row, plan in enumerate(ranked) if plan.pipelines is not None)
+        alike = [plan.pipelines is not None and plan.training.parallel.zero is None for plan in ranked]
+        more = alike.index(True)
         assert found[more:] == [plan.training.parallel for plan in every.plans[: len(found) - more]]
         assert len(found) >= min(30, len(every.plans))
         for top in (1, 3):
