@@ -61,7 +61,8 @@ def relieved(
     if len(ways) * len(fewer) == 1:
         return None
     fewest = {way: _fewest(plan, way, fewer) for way in ways}
-    seconds = cache(lambda kept: predict_plan(_with(plan, kept)).iteration_s)
+    replay = None if parallel.schedule.definition.has_chunks else KeptReplay(plan)
+    seconds = cache(replay.seconds if replay else lambda kept: predict_plan(_with(plan, kept)).iteration_s)
     if len(ways) > 1:  # it takes long to predict them
         ways.sort(key=lambda way: float(seconds((way,) * parallel.pipeline)))
     ways_of = [[one for way in ways if (one := fewest[way][stage])] for stage in range(parallel.pipeline)]
@@ -173,6 +174,28 @@ def _of_work(plan: Plan) -> float:
     counts = {name: sum(node.name == name for node in plan.nodes) for name in kinds}
     used = [replace(kind, group=replace(kind.group, count=counts[name])) for name, kind in kinds.items()]
     return LowerBounds(used).of_work([training], [Recompute.none], used)
+
+
+class KeptReplay:
+    """How long an iteration of a plan takes whose stages have one chunk, by what they keep. What a stage takes does not
+    depend on what others keep, so that it is worked out once for all stages that keep the same."""
+
+    def __init__(self, plan: Plan) -> None:
+        parallel = plan.training.parallel
+        self._plan, self._layout = plan, parallel.layout
+        self._replay = ColumnReplay(self._layout, str(parallel.schedule), parallel.micro_batches_of)
+        self._known: dict[Kept, list[RankColumns]] = {}
+
+    def seconds(self, kept: tuple[Kept, ...]) -> float:
+        of_rank = [kept[self._layout.stage_dp_tp(rank)[0]] for rank in range(self._layout.world_size)]
+        return float(self._replay.seconds([self._columns(way)[rank] for rank, way in enumerate(of_rank)])[0])
+
+    def _columns(self, way: Kept) -> list[RankColumns]:
+        """What each rank takes if all stages keep this, [1]."""
+        if way not in self._known:
+            stages = HeterogeneousStages(_with(self._plan, (way,) * self._layout.stages))
+            self._known[way] = stages.columns(np.array([self._plan.partition.layers]).T)
+        return self._known[way]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -15,7 +16,7 @@ from conf.schema.values.partition import Partition
 from fasop.errors import SearchError
 from fasop.search import front_search
 from fasop.search.arguments import Arguments, First
-from fasop.search.by_stage.kept import relieved
+from fasop.search.by_stage.kept import KeptReplay, relieved
 from fasop.search.by_stage.tight import tight_plans
 from fasop.search.common_steps import later, means_of, plans_beside
 from fasop.search.front_search import front
@@ -123,6 +124,29 @@ def test_stages_keep_what_is_fastest_of_all_that_fits(gib: float) -> None:
     words = [f"{key}={value}" for key, value in launched_with(found[0], {}).items()]
     launched = predict(compose([*WORDS[:3], "train.precision=bf16", with_memory(gib), *words]))
     assert launched.iteration_s == pytest.approx(found[0].total, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "cluster=a100x1_a10x7 parallel.schedule=zb_h1 parallel.recompute=full parallel.data=8",
+        "cluster=a10x8 parallel.schedule=gpipe parallel.offload=both parallel.tensor=2 parallel.data=4",
+        "cluster=two_rooms parallel.schedule=one_f_one_b parallel.recompute=full:5 parallel.data=4",
+    ],
+)
+def test_what_each_stage_keeps_is_replayed_as_it_is_predicted(words: str) -> None:
+    given = [*words.split(), "parallel.zero=3", "parallel.micro_batch_size=1", "model=xl", "train.precision=bf16"]
+    given += ["parallel.global_batch_size=16"]
+    plan = best_plans(read(given), Arguments(top=1, by_stage=False, leave_out=False)).plans[0]
+    whole = replace(plan, training=replace(plan.training, parallel=replace(plan.training.parallel, zero=3)))
+    replay, again = KeptReplay(whole), whole.training.parallel.recompute
+    drawn = random.Random(1).sample([*kept_in_every_way(whole)], 12)
+    for one in drawn:
+        parallel = one.training.parallel
+        assert isinstance(parallel.zero, tuple) and isinstance(parallel.offload, tuple)
+        kept = tuple((zero, away, again) for zero, away in zip(parallel.zero, parallel.offload, strict=True))
+        assert replay.seconds(kept) == pytest.approx(predict_plan(one).iteration_s, rel=1e-9)
+    assert len({predict_plan(one).iteration_s for one in drawn}) > 3
 
 
 def test_stages_keep_unlike_things_where_that_is_faster() -> None:
