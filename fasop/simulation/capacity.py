@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.costs.memory.amounts import GIB, StageMemory
+from fasop.costs.memory.amounts import GIB, StageMemory, most_layers
 from fasop.costs.memory.shared_state import slack
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.schedules import chunks_in_flight
@@ -65,4 +65,4 @@ def _by_kind(training: Training, memory_gib: Floats, stages: Floats, part: float
     shares = np.stack([np.broadcast_to(one.layer / free, (*one.layer.shape[:-1], free.shape[-1])) for one in memory])
     whole = np.moveaxis(shares.reshape(len(kinds), -1, parallel.virtual_stages, free.shape[-1]), 0, 1)
     lightest = np.min([one.layer.reshape(-1, parallel.pipeline, 1).max(axis=0) for one in memory], axis=0)
-    return np.floor(room / lightest).astype(np.int64), whole
+    return most_layers(room, lightest), whole

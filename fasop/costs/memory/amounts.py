@@ -90,11 +90,18 @@ class StageMemory(Generic[Number]):
         """The most layers that fit into so much memory; negative if not even a stage without layers does."""
         room, spared = memory_gib * GIB - self.fixed, self.activations.spared
         if spared is None:
-            return np.floor(room / self.layer).astype(np.int64)
+            return most_layers(room, self.layer)
         again = np.floor(room / (self.layer - spared.layer))
         beyond = np.floor((room + spared.most * spared.layer + spared.beyond) / self.layer)
         least = np.minimum(again, spared.most)
         return (least + (beyond > spared.most) * (beyond - least)).astype(np.int64)
+
+
+def most_layers(room: Number, layer: Number) -> NDArray[np.int64]:
+    """How many layers of so many bytes each have room; negative if none has. Weights that replicas share out and
+    activations that are offloaded leave layers without weights of their own, such as the decoder's embedding, no byte.
+    """
+    return np.floor(room / np.maximum(layer, 1.0)).astype(np.int64)
 
 
 EACH_STREAM = ("gradients", "buffers", "fragments")

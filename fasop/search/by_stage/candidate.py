@@ -13,7 +13,7 @@ from conf.schema.values.partition import Partition
 from fasop.costs.arrays import Bools, Floats, Integers, distinct
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.allowance import room_gib
-from fasop.costs.memory.amounts import GIB
+from fasop.costs.memory.amounts import GIB, most_layers
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
@@ -201,7 +201,7 @@ class Candidate:
     @property
     def _layers_at_most(self) -> Integers:
         """[stages]: layers that fit into a stage's memory."""
-        return np.floor(self._room / self._taken.min(axis=1)).astype(np.int64)
+        return most_layers(self._room, self._taken.min(axis=1))
 
     def _through(self, unlike: UnlikeReplicas, passes: Floats, constant: float, queue: float) -> float:
         """The bound by the chain of that name, or by the first micro-batch's trip and the `queue` of the others.

@@ -106,7 +106,7 @@ def _nothing_fits(training: Training, kinds: Sequence[NodeKind], choices: Choice
         if _fit(training, more, choices):
             ways.append(f"{times} times as many nodes, {gpus_of(more)} GPUs")
             break
-    ways += [*_savers(choices), "a smaller model"]
+    ways += [*_savers(training, choices), "a smaller model"]
     p = training.parallel
     tried = [f"parallel.zero={p.zero}"] if p.zero is not None else []
     tried += [f"parallel.offload={p.offload}"] if p.offload is not Offload.none else []
@@ -121,10 +121,10 @@ def _larger(kinds: Sequence[NodeKind], percent: int) -> list[NodeKind]:
     return [replace(k, gpu=replace(k.gpu, memory_gib=k.gpu.memory_gib * percent / 100)) for k in kinds]
 
 
-def _savers(choices: Choices) -> list[str]:
-    """Options that save memory, and were not tried."""
+def _savers(training: Training, choices: Choices) -> list[str]:
+    """Options that save memory, and were not tried; what is offloaded need not be computed again."""
     savers = []
-    if Recompute.full not in choices.recompute:
+    if Recompute.full not in choices.recompute and not training.offloads_activations:
         savers.append("parallel.recompute=full")
     if True not in choices.sharded_optimizer:
         savers.append("parallel.sharded_optimizer=true")

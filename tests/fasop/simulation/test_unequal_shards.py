@@ -120,6 +120,14 @@ def test_whatever_a_search_finds_by_memory_fits(zero: str, layers: int) -> None:
         assert all(one.left_gib >= 0 for stage in predicted.stages for one in stage.held)
 
 
+@pytest.mark.parametrize("model", ["tiny", "t5-tiny"])
+def test_layers_that_leave_nothing_on_a_gpu_but_what_replicas_share_fit(model: str) -> None:
+    """Numbers of layers that take no byte were infinite, and plans with such were taken for too large."""
+    words = [*CLUSTER, f"model={model}", "parallel.zero=3", "parallel.shards=memory", "parallel.offload=activations"]
+    predicted = predict_plan(best_plans(read([*words, "parallel.data=2"]), ARGS).plans[0])
+    assert all(one.left_gib >= 0 for stage in predicted.stages for one in stage.held)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
