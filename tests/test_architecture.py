@@ -81,7 +81,16 @@ FLOORS = {
         "chats videos",
         "training",
     ],
-    "fasop": ["errors bits frozen", "costs", "simulation", "partition", "search shares", "graphs trainings", "tables"],
+    "fasop": [
+        "errors bits frozen",
+        "costs",
+        "compiled",
+        "simulation",
+        "partition",
+        "search shares",
+        "graphs trainings",
+        "tables",
+    ],
     "fasop/graphs": [
         "graph",
         "graph_text",

@@ -18,7 +18,7 @@ from tests.support import ROOT
 BUILT = ("pyproject.toml", "README.md", "LICENSE")
 LIMIT_S = 1800
 NO_SOURCE = {"__pycache__", ".mypy_cache", ".ruff_cache"}
-BUILDS = ("*.pyx", "compiled.c")
+BUILDS = ("*.pyx", "*.pxd", "compiled/*.c")
 """Files of the rooms of which a wheel has what is built of them."""
 
 
@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built of a copy, as building leaves files beside the sources; with the setuptools that is installed."""
     tree, output = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel")
     for name in rooms():
-        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns(*NO_SOURCE, "*.so", "compiled.c"))
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns(*NO_SOURCE, "*.so", "*.c"))
     for name in BUILT:
         shutil.copy(ROOT / name, tree)
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from conf.schema.values.partition import Partition
+from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.partition.least_sum import amp_of_heterogeneous_layers
 from fasop.partition.local_search import least_largest
 from fasop.simulation.linear import Layers, Linear
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import bounds as compiled
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.schedules import passes_left
 from fasop.partition.chains import Chains, both_passes, chains_of, weighted
 from fasop.partition.heterogeneous_layers import CLOSE, in_units, least_largest_part
 from fasop.partition.local_search import Worth, bottleneck, largest_stage, least_largest
 from fasop.simulation.linear import Linear
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Columns, Pipelines
 
 LEVELS = 200

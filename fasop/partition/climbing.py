@@ -6,23 +6,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from fasop.compiled import climbs, replicas
 from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.partition.chains import own_and_way
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import FULL, Pipelines
 from fasop.simulation.vectorised import SHARES_OF_PASSES, actions_of, links_of
 
 
-def climb_of(pipelines: Pipelines) -> compiled.Climb | None:
+def climb_of(pipelines: Pipelines) -> climbs.Climb | None:
     """What moves layers of so many pipelines; None where numpy does: where layers differ, where stages wait for what
     they send, and where there was no compiler or an earlier version was built."""
-    if not hasattr(compiled, "Climb") or pipelines.order is not None or pipelines.blocking:
+    if not hasattr(climbs, "Climb") or pipelines.order is not None or pipelines.blocking:
         return None
     members = [*_members(pipelines)]
     owner, *places = np.concatenate([one for _, one in members], axis=1)
     order = np.argsort(owner, kind="stable")
     shares = pipelines.shares
-    return compiled.Climb(
+    return climbs.Climb(
         [_replica(lines) for lines, _ in members],
         np.searchsorted(owner[order], np.arange(len(pipelines) + 1)),
         np.stack(places, axis=1)[order],
@@ -47,10 +47,10 @@ def _members(pipelines: Pipelines) -> Iterator[tuple[Pipelines, Integers]]:
             number += 1
 
 
-def _replica(lines: Pipelines) -> compiled.Replica:
+def _replica(lines: Pipelines) -> replicas.Replica:
     stages, chunks = lines.stages, lines.parts_count // lines.stages
     one_way_out = np.full(stages, stages == 2) if lines.one_way_out is None else lines.one_way_out
-    return compiled.Replica(
+    return replicas.Replica(
         *actions_of(lines.schedule, stages, chunks, lines.micro_batches),
         chunks,
         links_of(one_way_out, chunks),
@@ -61,7 +61,7 @@ def _replica(lines: Pipelines) -> compiled.Replica:
 
 
 def _table(lines: Pipelines) -> Floats:
-    """[pipelines, rows]: what `compiled.Replica` reads: five rows of all parts, 20 of all stages, and three more."""
+    """[pipelines, rows]: what `replicas.Replica` reads: five rows of all parts, 20 of all stages, and three more."""
     hop, busy = lines.hop, lines.occupied
     hop_back, busy_back = (hop, busy) if lines.back is None else lines.back.messages(None)
     nothing, none = np.zeros_like(hop), np.zeros(len(lines))

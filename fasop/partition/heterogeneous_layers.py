@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Floats, Integers
 from fasop.simulation.linear import Linear
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import FULL, Pipelines
 
 STEPS = 40

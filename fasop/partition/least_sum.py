@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Bools, Floats, Integers
 from fasop.partition.heterogeneous_layers import both_of_parts, memory_left, memory_taken, of_first_layers
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Pipelines
 
 LARGEST = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, np.inf)

@@ -13,6 +13,7 @@ from itertools import combinations, islice, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Floats, Integers
 from fasop.partition.chains import both_passes, with_one_more
 from fasop.partition.climbing import climb_of
@@ -24,7 +25,6 @@ from fasop.partition.heterogeneous_layers import (
     passes_with_one_more,
 )
 from fasop.simulation.linear import Linear
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import Pipelines
 
 FEW = 2000

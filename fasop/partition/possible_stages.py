@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import bounds as compiled
 from fasop.costs.arrays import Floats
 from fasop.costs.schedules import passes_left
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import FULL, Pipelines
 
 HALVED = 6

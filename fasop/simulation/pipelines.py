@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import bounds as compiled
 from fasop.costs.arrays import Floats, Integers, rolled
 from fasop.frozen import replace
 from fasop.simulation.linear import Again, BackwardMessages, Hidden, LayerOrder, Layers, Linear
 from fasop.simulation.loaded import PartitionedPipelines, Parts
-from fasop.simulation.loops import compiled
 from fasop.simulation.vectorised import Times, Traffic
 from megatron_ext.contract.parallel_config import Schedule
 

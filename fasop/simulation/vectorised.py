@@ -6,7 +6,7 @@ columns; how long they really take only enters by the maximum of what an action 
 Where every pass takes longer than the messages before it occupy their link, no message waits for another one: only
 the other pipelines need to know when links are free.
 
-Where `fasop.simulation.compiled` was built, it does the same in much less time, action by action.
+Where `fasop.compiled` was built, it does the same in much less time, action by action.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import replays as compiled
 from fasop.costs.arrays import Floats
-from fasop.simulation.loops import compiled
 from fasop.simulation.steps import PASSES, SHARES, Pass, Steps, steps
 from megatron_ext.contract.parallel_config import Schedule
 

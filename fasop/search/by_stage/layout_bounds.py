@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import layouts as compiled
 from fasop.costs import sizes
 from fasop.costs.arrays import Floats, Integers, distinct, rolled
 from fasop.costs.hardware import NodeKind
@@ -31,7 +32,6 @@ from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layout_links import LayoutLinks
 from fasop.search.by_stage.turning import LayoutTurns
 from fasop.simulation.linear import Linear
-from fasop.simulation.loops import compiled
 from fasop.simulation.nodes import step_s_per_parameter
 from megatron_ext.contract.parallel_config import Schedule
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import layouts as compiled
 from fasop.costs.arrays import Floats, Integers
 from fasop.search.by_stage.bounds import FAR, left, until_returned
 from fasop.search.by_stage.layout_batch import UnlikeReplicas
 from fasop.search.by_stage.turning import Rounds, held_at_most, most_trips, through_one
-from fasop.simulation.loops import compiled
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule

@@ -1,7 +1,7 @@
 """How long a plan whose stages differ takes with each of many partitions: as `iteration`, without events.
 
 In which order ranks can take their actions follows from the schedule alone, so it is found once. Each action then is a
-few sums and maxima of arrays [partitions]. Where `fasop.simulation.compiled` was built, it does the same for eight
+few sums and maxima of arrays [partitions]. Where `fasop.compiled` was built, it does the same for eight
 partitions at a time.
 """
 
@@ -14,9 +14,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fasop.compiled import ranks as compiled
 from fasop.costs.arrays import Floats
 from fasop.errors import SearchError
-from fasop.simulation.loops import compiled
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from fasop.simulation.steps import PASSES
 from megatron_ext.contract.layout import Layout

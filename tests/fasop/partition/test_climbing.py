@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fasop.compiled import climbs
 from fasop.costs.arrays import Floats
 from fasop.partition import baselines, bounds, local_search
 from fasop.partition.baselines import amp
@@ -18,7 +19,6 @@ from fasop.partition.climbing import climb_of
 from fasop.partition.local_search import bottleneck, feasible, improved
 from fasop.simulation import pipelines
 from fasop.simulation.linear import Again, Hidden, Linear
-from fasop.simulation.loops import compiled
 from fasop.simulation.pipelines import HeterogeneousReplicas, Pipelines
 from tests.support.fasop.random_pipelines import random_pipelines
 
@@ -48,7 +48,7 @@ def with_replicas(rng: np.random.Generator, lines: Pipelines) -> Pipelines:
 @settings(max_examples=200)
 @given(st.integers(0, 2**32 - 1))
 def test_compiled_loops_move_the_layers_that_numpy_moves_to_the_last_bit(seed: int) -> None:
-    assert hasattr(compiled, "Climb"), "pip install -e . builds it"
+    assert hasattr(climbs, "Climb"), "pip install -e . builds it"
     rng = np.random.default_rng(seed)
     lines, layers = random_pipelines(rng)
     lines = longer(rng, lines) if rng.random() < 0.5 else lines
@@ -73,7 +73,7 @@ def test_compiled_loops_move_the_layers_that_numpy_moves_to_the_last_bit(seed: i
 @settings(max_examples=200)
 @given(st.integers(0, 2**32 - 1))
 def test_compiled_loops_find_the_least_sums_that_numpy_finds(seed: int) -> None:
-    assert hasattr(compiled, "least_sums"), "pip install -e . builds it"
+    assert hasattr(baselines.compiled, "least_sums"), "pip install -e . builds it"
     lines, layers = random_pipelines(np.random.default_rng(seed))
     found = amp(lines, layers)
     with pytest.MonkeyPatch.context() as patch:
@@ -84,7 +84,7 @@ def test_compiled_loops_find_the_least_sums_that_numpy_finds(seed: int) -> None:
 @settings(max_examples=200)
 @given(st.integers(0, 2**32 - 1))
 def test_compiled_loops_find_the_bounds_that_numpy_finds(seed: int) -> None:
-    assert hasattr(compiled, "mean_of"), "pip install -e . builds it"
+    assert hasattr(bounds.compiled, "mean_of"), "pip install -e . builds it"
     rng = np.random.default_rng(seed)
     lines, layers = random_pipelines(rng)
     lines = longer(rng, lines) if rng.random() < 0.5 else lines
