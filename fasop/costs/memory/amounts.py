@@ -91,16 +91,14 @@ class StageMemory(Generic[Number]):
         room, spared = memory_gib * GIB - self.fixed, self.activations.spared
         if spared is None:
             return most_layers(room, self.layer)
-        again = np.floor(room / (self.layer - spared.layer))
-        beyond = np.floor((room + spared.most * spared.layer + spared.beyond) / self.layer)
-        least = np.minimum(again, spared.most)
-        return (least + (beyond > spared.most) * (beyond - least)).astype(np.int64)
+        least = np.minimum(most_layers(room, self.layer - spared.layer), spared.most)
+        beyond = most_layers(room + spared.most * spared.layer + spared.beyond, self.layer)
+        return least + (beyond > spared.most) * (beyond - least)
 
 
 def most_layers(room: Number, layer: Number) -> NDArray[np.int64]:
     """How many layers of so many bytes each have room; negative if none has. Weights that replicas share out and
-    activations that are offloaded leave layers without weights of their own, such as the decoder's embedding, no byte.
-    """
+    activations that are offloaded, or gone by the fullest moment, leave a layer no byte."""
     return np.floor(room / np.maximum(layer, 1.0)).astype(np.int64)
 
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from conf.compose import compose
 from conf.schema.experiment import Schedule
 from fasop.costs.memory.activations import held_scores, layer_activations
-from fasop.costs.memory.amounts import GIB, Amount, StageMemory
+from fasop.costs.memory.amounts import GIB, Amount, Spared, StageMemory
 from fasop.costs.memory.shared_state import parameter_bytes
 from fasop.costs.memory.stages import stage_memory
 from fasop.costs.schedules import chunks_in_flight, in_flight
@@ -250,6 +250,20 @@ def test_the_capacity_is_the_most_that_fits(layer: float, fixed: float, gib: flo
     most = stage.capacity(gib)
     assert stage.of(most + 1) > gib * GIB * (1 - 1e-12)
     assert most < 0 or stage.of(most) <= gib * GIB * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("gib", [0.5, 1.01, 1.25, 2, 4])
+def test_layers_that_take_nothing_at_the_fullest_moment_fit_until_another_moment_is_fuller(gib: float) -> None:
+    """Their weights are shared out, and what the only micro-batch kept of them is gone by then."""
+    none = Amount(layer=0.0, fixed=0.0)
+    kept = Amount(layer=GIB / 4, fixed=0.0, spared=Spared(most=3, layer=GIB / 4, beyond=GIB / 8))
+    fragments = Amount(layer=0.0, fixed=1.0 * GIB)
+    stage = StageMemory(
+        weights=none, gradients=none, optimizer=none, activations=kept, buffers=none, fragments=fragments
+    )
+    most = int(stage.capacity(gib))
+    assert stage.of(most + 1) > gib * GIB
+    assert stage.of(most) <= gib * GIB if gib >= 1 else most < 0
 
 
 class Live(TorchDispatchMode):
