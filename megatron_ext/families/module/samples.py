@@ -47,29 +47,33 @@ class UserSamples(Samples):
         super().__init__(count, split)
         self._code = code
         self._seed = seed
-        self._split = split
+        self._call = call = f"{DATA}({split!r}, {seed})"
         function = code.function(DATA)
         if function is None:
             raise code.error(
                 f"{code.path} has no function {DATA}(split, seed); write one that returns the "
                 "samples: a data set of (inputs, targets)"
             )
-        with code.running(f"{DATA}({split!r}, {seed})"):
+        with code.running(call):
             self._data: Any = function(split, seed)
         self.length = _length(self._data)
         """The length of the data set; None: it has none."""
         if self.length == 0:
-            raise code.error(f"{DATA}({split!r}, {seed}) has no samples")
+            raise code.error(f"{call} has no samples")
         if not hasattr(self._data, "__getitem__"):
             raise code.error(
-                f"{DATA}({split!r}, {seed}) returns a {type(self._data).__name__}, but must "
+                f"{call} returns a {type(self._data).__name__}, but must "
                 "return something that gives a sample for its number: with __getitem__, and __len__ if samples repeat"
             )
         self._epoch = -1
-        self._permutation: Optional[Tensor] = None
+        self._permutation: Optional[NDArray[np.int64]] = None
         self.order: Dict[str, float] = {"seed": seed, "samples": -1 if self.length is None else self.length}
+        self._form: Optional[Item] = None
+        """That of the last sample, and the names of its tensors."""
+        self._names: List[str] = []
         self._first = self._tensors(0)
-        self.item = self._form
+        assert self._form is not None
+        self.item: Item = self._form
 
     def sample(self, number: int) -> Dict[str, NDArray[Any]]:
         """`inputs…` and `targets…`, as `Item.names` calls them."""
@@ -79,7 +83,7 @@ class UserSamples(Samples):
             if first is None or first.shape != array.shape or first.dtype != array.dtype:
                 before = "it has none" if first is None else f"of sample 0 it is {list(first.shape)} of {first.dtype}"
                 raise self._code.error(
-                    f"{DATA}({self._split!r}, {self._seed}): {name} of sample {number} "
+                    f"{self._call}: {name} of sample {number} "
                     f"is {list(array.shape)} of {array.dtype}, but {before}; all samples must have the same shapes: "
                     "pad or cut them"
                 )
@@ -87,17 +91,22 @@ class UserSamples(Samples):
 
     def _tensors(self, number: int) -> Dict[str, NDArray[Any]]:
         place = self._place(number)
-        with self._code.running(f"sample {place} of {DATA}({self._split!r}, {self._seed})"):
+        with self._code.running(f"sample {place} of {self._call}"):
             item = self._data[place]
-        what = f"model.code={self._code.spec}: sample {place} of {DATA}({self._split!r}, {self._seed})"
         if not (isinstance(item, (tuple, list)) and len(item) == 2):
-            raise EngineError(f"{what} is a {_kind(item)}, but must be a pair: (inputs, targets)")
+            raise EngineError(f"{self._said(place)} is a {_kind(item)}, but must be a pair: (inputs, targets)")
         try:
             (inputs, of_inputs), (targets, of_targets) = (tree.apart(_as_tensors(part)) for part in item)
         except TypeError as error:
-            raise EngineError(f"{what} holds {error}; give tensors, arrays or numbers") from error
-        self._form = Item(inputs, targets)
-        return dict(zip(self._form.names, (_array(tensor) for tensor in (*of_inputs, *of_targets))))
+            raise EngineError(f"{self._said(place)} holds {error}; give tensors, arrays or numbers") from error
+        form = Item(inputs, targets)
+        if form != self._form:
+            self._form, self._names = form, form.names
+        return dict(zip(self._names, map(_array, (*of_inputs, *of_targets))))
+
+    def _said(self, place: int) -> str:
+        """A sample, for a message."""
+        return f"model.code={self._code.spec}: sample {place} of {self._call}"
 
     def _place(self, number: int) -> int:
         """Find the place of a sample in the data set."""
@@ -106,7 +115,7 @@ class UserSamples(Samples):
         epoch, place = divmod(number, self.length)
         if epoch != self._epoch:
             source = torch.Generator().manual_seed(self._seed + epoch)
-            self._permutation, self._epoch = torch.randperm(self.length, generator=source), epoch
+            self._permutation, self._epoch = torch.randperm(self.length, generator=source).numpy(), epoch
         assert self._permutation is not None
         return int(self._permutation[place])
 
@@ -130,7 +139,8 @@ def _as_tensors(value: Any) -> Any:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    tensor = tensor.detach().cpu()
+    if tensor.requires_grad or not tensor.is_cpu:  # else both would take as long as all the rest
+        tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:  # numpy knows no such numbers
         tensor = tensor.float()
     if tensor.dtype == torch.float64 and tensor.dim() == 0:  # a Python number

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from megatron_ext.blocks import plan_of
+from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
 from megatron_ext.engine.optimizer.learning_rate import learning_rate
 from megatron_ext.families.tasks import task_of
@@ -127,6 +129,37 @@ def test_a_module_trains_on_stages_as_in_one_plain_process(tmp_path: Path, name:
             tensor, weights[key], rtol=1e-5, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}"
         )
     assert {weights[key].data_ptr() for key in found} == {tensor.data_ptr() for tensor in weights.values()}
+
+
+def test_a_sample_is_read_whatever_it_is_made_of(tmp_path: Path) -> None:
+    """By its own names, in the order of the seed; also one that requires a gradient, and Python's numbers."""
+    code = """
+import torch
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(3, 1))
+
+def loss(outputs, targets):
+    return outputs.sum() * targets["scale"].sum()
+
+def data(split, seed):
+    names = ["scale"] if split == "train" else ["scale", "other"]
+    return [
+        (torch.full((3,), float(n), requires_grad=n % 2 == 1), {names[-(n == 2)]: n + 0.5, "n": n}) for n in range(6)
+    ]
+"""
+    file = users_file(tmp_path, "Net", code)
+    task = task_of(plan_of(f"{file}:Net", False, 2))
+    batch = task.samples("train", 12).batch(np.arange(12).reshape(2, 6))
+    numbers = batch["targets.n"]
+    assert [sorted(epoch) for epoch in numbers.tolist()] == [[*range(6)]] * 2
+    assert numbers[0].tolist() != numbers[1].tolist()
+    assert (batch["inputs"] == numbers[..., None]).all()
+    assert (batch["targets.scale"] == numbers + 0.5).all()
+    with pytest.raises(EngineError, match=r"targets\.(other|scale) of sample \d is .* it has none"):
+        task.samples("valid", 6).batch(np.arange(6))
 
 
 def test_each_rank_makes_the_task_once(tmp_path: Path) -> None:
