@@ -190,7 +190,10 @@ cdef double _filled_to(
         left -= least[part]
     for number in range(parts):
         part = order[number]
-        whole = floor((largest - fixed[part, column]) / layer[part, column] + rounding) - least[part]
+        whole = min(floor((largest - fixed[part, column]) / layer[part, column] + rounding), <double>layers)
+        if fixed[part, column] + layers * layer[part, column] <= largest:
+            whole = layers
+        whole -= least[part]
         fits = fits and whole >= 0
         room = max(0.0, whole)
         own[part] = min(max(left - before, 0.0), room) + least[part]

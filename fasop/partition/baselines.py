@@ -7,6 +7,7 @@ import numpy as np
 from conf.schema.values.partition import Partition
 from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Floats, Integers, distinct
+from fasop.partition.heterogeneous_layers import TINY
 from fasop.partition.least_sum import amp_of_heterogeneous_layers
 from fasop.partition.local_search import least_largest
 from fasop.simulation.linear import Layers, Linear
@@ -60,7 +61,7 @@ def amp(pipelines: Pipelines, layers: int) -> Integers:
     a part cost the same each, the least sum for a given largest part fills up the parts whose layers are cheapest.
     """
     fixed = pipelines.forward.fixed + pipelines.backward.fixed
-    layer = pipelines.forward.layer + pipelines.backward.layer
+    layer = np.maximum(pipelines.forward.layer + pipelines.backward.layer, TINY)
     least = np.zeros(pipelines.parts_count, np.int64)
     if layers >= pipelines.parts_count - 2:
         least[1:-1] = 1
@@ -97,7 +98,9 @@ def _filled(
     """[amounts, parts]: the partition with the least sum for each amount of the largest part, and [amounts] its cost;
     infinite where there is none."""
     cheapest = np.argsort(layer, kind="stable")
-    whole = np.floor((largest[:, np.newaxis] - fixed) / layer + ROUNDING) - least
+    amounts = largest[:, np.newaxis]
+    whole = np.minimum(layers, np.floor((amounts - fixed) / layer + ROUNDING))
+    whole = np.where(fixed + layers * layer <= amounts, layers, whole) - least  # also of layers that take nothing
     room = np.maximum(0, whole[:, cheapest])
     before = np.cumsum(room, axis=1) - room
     partitions = np.empty_like(room)

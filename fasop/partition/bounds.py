@@ -310,15 +310,15 @@ def _mean_bound(chains: Chains, hop: Floats, layers: int | Floats) -> Floats:
     prices equal where they can.
     """
     own, way = chains.own, chains.way
-    passed = way.fixed + 2 * hop
+    passed, own_layer = way.fixed + 2 * hop, np.maximum(own.layer, TINY)
     if hasattr(compiled, "mean_over_stages"):
         each = _of_each(layers, own.fixed)
-        return compiled.mean_over_stages(own.fixed, own.layer, passed, way.layer, each)
-    weights, later = np.zeros_like(own.layer), np.zeros(own.layer.shape[1])
+        return compiled.mean_over_stages(own.fixed, own_layer, passed, way.layer, each)
+    weights, later = np.zeros_like(own_layer), np.zeros(own_layer.shape[1])
     for stage in range(len(weights) - 1, -1, -1):
-        weights[stage] = np.maximum(0.0, 1 - later * way.layer[stage]) / own.layer[stage]
+        weights[stage] = np.maximum(0.0, 1 - later * way.layer[stage]) / own_layer[stage]
         later += weights[stage]
     weights /= later
     beyond = np.cumsum(weights[::-1], axis=0)[::-1] - weights
     constant = _sum_of(weights * own.fixed + beyond * passed)
-    return constant + layers * (weights * own.layer + beyond * way.layer).min(axis=0)
+    return constant + layers * (weights * own_layer + beyond * way.layer).min(axis=0)

@@ -18,6 +18,7 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.partition.chains import both_passes, with_one_more
 from fasop.partition.climbing import climb_of
 from fasop.partition.heterogeneous_layers import (
+    TINY,
     cuts_elsewhere,
     fitting,
     gains,
@@ -71,6 +72,7 @@ def least_largest(costs: Linear, capacity: Integers, layers: int) -> Integers:
     partition has a stage with at least as many layers as the largest stage has here. All pipelines must be `feasible`.
     The first of equal stages wins.
     """
+    costs = Linear(fixed=costs.fixed, layer=np.maximum(costs.layer, TINY))
     if hasattr(compiled, "least_largest"):
         return compiled.least_largest(costs.fixed, costs.layer, capacity, layers)
     fixed, growth, every = costs.fixed, costs.layer, np.arange(costs.fixed.shape[1])

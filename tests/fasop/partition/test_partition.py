@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.schema.experiment import Schedule
+from fasop.partition import baselines, local_search
 from fasop.partition.baselines import amp, even, minmax, start
 from fasop.partition.bounds import quick_bound
 from fasop.partition.exact import EXACT, proved
@@ -257,6 +258,45 @@ def test_amp_minimises_the_sum_of_all_stages_and_the_largest_for_every_further_m
     found = amp(one, layers)
     assert found.sum() == layers
     assert cost(found)[0] == pytest.approx(cost(table).min())
+
+
+@pytest.mark.parametrize("has_compiler", [True, False], ids=["compiled", "numpy"])
+def test_layers_that_take_nothing_are_balanced_and_summed_as_any_others(
+    has_compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One part's layers, or all; a largest part may then be no larger than what is fixed."""
+    for module in (baselines, local_search) if not has_compiler else ():
+        monkeypatch.setattr(module, "compiled", None)
+    rng, layers = np.random.default_rng(0), 4
+    table = np.array(list(partitions(layers, 3))).T
+    some = table[:, table[1] > 0]
+    for _ in range(100):
+        times = [rng.integers(0, 3, (3, 1)) * rng.uniform(0.1, 5, (3, 1)) for _ in range(4)]
+        one = without_messages(Linear(fixed=times[0], layer=times[1]), Linear(fixed=times[2], layer=times[1]), layers)
+        parts = one.forward.of(some) + one.backward.of(some)
+        least = (parts.sum(axis=0) + (one.micro_batches - 1) * parts.max(axis=0)).min()
+        found = one.forward.of(amp(one, layers)) + one.backward.of(amp(one, layers))
+        assert found.sum() + (one.micro_batches - 1) * found.max() == pytest.approx(least)
+        assert amp(one, layers).sum() == bottleneck(one, layers).sum() == layers
+        most = (one.forward.of(table) + one.backward.of(table)).max(axis=0).min()
+        assert largest_stage(one, bottleneck(one, layers))[0] == pytest.approx(most)
+
+
+def without_messages(forward: Linear, backward: Linear, layers: int) -> Pipelines:
+    """A pipeline of as many stages, with room for all layers on each."""
+    none = np.zeros_like(forward.fixed)
+    return Pipelines(
+        schedule=Schedule.one_f_one_b,
+        micro_batches=3,
+        forward=forward,
+        backward=backward,
+        hop=none,
+        sums=Linear(fixed=none, layer=none),
+        optimizer=Linear(fixed=none, layer=none),
+        embedding=np.zeros(1),
+        capacity=np.full(none.shape, layers),
+        basis=np.zeros(1, int),
+    )
 
 
 @given(lines(most_stages=4), st.integers(1, 7))
