@@ -43,7 +43,7 @@ def forked(module: str, words: Sequence[str] = (), given: str | None = None) -> 
                 runpy.run_module(module, run_name="__main__", alter_sys=True)
                 code = 0
             except SystemExit as end:
-                code = int(end.code or 0)
+                code = exit_code(end)
             except BaseException:  # noqa: BLE001  (a process that dies of it prints it)
                 traceback.print_exc()
             finally:
@@ -56,3 +56,11 @@ def forked(module: str, words: Sequence[str] = (), given: str | None = None) -> 
             file.seek(0)
             found.append(file.read())
     return CompletedProcess([module, *words], code, *found)
+
+
+def exit_code(end: SystemExit) -> int:
+    """What a process that ends with it exits with, and first prints, as Python does."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
