@@ -47,6 +47,9 @@ from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.rules.engine import MEGATRON_LM
 from megatron_ext.contract.worker import TOKEN
 
+Sound = Callable[[Plan, Experiment], None]
+"""Raises TdppError if a run cannot go on as it was planned and configured."""
+
 
 def submit(
     experiment: Experiment, overrides: Sequence[str], worker: str = WORKER, *, for_itself: bool = False
@@ -158,7 +161,7 @@ def read_schedule(path: str) -> str:
         return read_regular(Path(path)).decode()
 
 
-def resume(run: RunDir, worker: str = WORKER, sound: Callable[[Plan], None] = lambda plan: None) -> None:
+def resume(run: RunDir, worker: str = WORKER, sound: Sound = lambda plan, experiment: None) -> None:
     """Starts a run again that ended early; it goes on from its newest checkpoint, which `sound` checks. Raises
     TdppError: it cannot be, or has nothing left to do; it is then as it was."""
     check_may_resume(run)
@@ -172,7 +175,7 @@ def resume(run: RunDir, worker: str = WORKER, sound: Callable[[Plan], None] = la
             _resume(run, experiment, worker, sound)
 
 
-def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[Plan], None]) -> None:
+def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Sound) -> None:
     seen = observe(run)
     verdict = decide(seen)
     if verdict.state is State.unknown:
@@ -193,7 +196,8 @@ def _resume(run: RunDir, experiment: Experiment, worker: str, sound: Callable[[P
             f"train.{plan.train.length_key} and train.load={run.path}"
         )
     _require_same_code(run, plan)
-    sound(plan)
+    with launch_directory(run):
+        sound(plan, experiment)
     check_supported(experiment)
     require_exported(experiment, os.environ)
     require_ready(experiment.log, {**os.environ, **experiment.cluster.environment})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from launch.control.follow import finishing, follow, stop_if_active
 from launch.control.planning.dry_run import DryRun, dry_run
 from launch.control.planning.plan import code_digest
 from launch.control.planning.predictions import doubts
-from launch.control.submit import read_schedule, resume, start
+from launch.control.submit import Sound, read_schedule, resume, start
 from launch.errors import LaunchError
 from launch.files.locks import owner_of
 from launch.judge.state import State
@@ -30,7 +30,6 @@ from launch.machine.provenance import Source, read_source
 from launch.observe.look import observe
 from launch.observe.observation import Observation
 from launch.screen import agreed, can_be_asked, remark
-from megatron_ext.contract.plan import Plan
 
 T = TypeVar("T")
 _SWEEP_WIDE = ("max_jobs", "confirm_gpu_hours", "yes", "sweep_metric")
@@ -206,7 +205,7 @@ def start_all(
     wanted: Mapping[int, Experiment],
     outcomes: Outcomes,
     worker: str,
-    sound: Callable[[Plan], None] | None = None,
+    sound: Sound | None = None,
     waits: Mapping[int, Sequence[int]] | None = None,
 ) -> None:
     """Starts them in order; a run on this machine is followed to its end before the next one, if that is wanted.
@@ -255,7 +254,7 @@ def _started(
     worker: str,
     source: Source,
     behind: Sequence[str],
-    sound: Callable[[Plan], None] | None,
+    sound: Sound | None,
 ) -> Outcome:
     try:
         run = existing(experiment)  # once more: it may be the same as a combination before it

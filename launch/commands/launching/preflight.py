@@ -4,10 +4,11 @@ data that do not suit the model, a model of transformers that cannot be trained 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from conf.blocks_of_module import asked_of, blocks_of, can_look, digest_of, samples_of_module
 from conf.errors import TdppError, reworded
@@ -22,6 +23,9 @@ from megatron_ext.contract.cores import usable_cores
 from megatron_ext.contract.goal import BLEU, SPLIT, names_metric
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.rules.engine import MEGATRON_LM
+
+if TYPE_CHECKING:
+    from megatron_ext.checkpoints.meta import Checkpoint
 
 Preflight = Callable[[Experiment], Sequence[str]]
 _MOST_PROVED = 2000
@@ -100,9 +104,7 @@ def preflight(experiment: Experiment) -> Sequence[str]:
             found = meta.to_load(Path(train.load), model.sized(1).identity(), train, train.iterations)
         if found.meta.consumed_samples and found.meta.order:
             samples = length.samples or found.position.consumed(length.last_iteration, parallel.global_batch_size)
-            order = known_order(experiment, samples)
-            with reworded(LaunchError, f"train.load={train.load}: ", of=EngineError):
-                meta.require_order(found, {key: order[key] for key in order if key in found.meta.order})
+            _require_order(found, known_order(experiment, samples), f"train.load={train.load}: ")
         if found.published and is_torch_dist(found.folder):
             text = (
                 f"train.load={train.load}: only the weights are loaded; to continue that training, run tdpp checkpoint "
@@ -157,21 +159,41 @@ def shared_cpus(experiment: Experiment) -> tuple[int, int] | None:
     return (ranks, cpus) if ranks > cpus else None
 
 
-def check_start(plan: Plan) -> None:
-    """Raises LaunchError if the run of this plan cannot go on from its checkpoint. Megatron-LM reads its own itself."""
+def check_start(plan: Plan, experiment: Experiment) -> None:
+    """Raises TdppError if the run of this plan cannot go on from its checkpoint, or with its data. Megatron-LM reads
+    its own itself."""
     if plan.engine == MEGATRON_LM:
         return
+    from data_prep.training import known_order
     from megatron_ext.checkpoints import meta
     from megatron_ext.contract.errors import EngineError
 
     try:
-        meta.start_of(plan)
+        found = meta.start_of(plan)
     except EngineError as error:
         latest = plan.files.latest_checkpoint
         way_out = (
             f"; once {latest} names another checkpoint, the run continues from that one" if latest.exists() else ""
         )
         raise LaunchError(f"resume={plan.run}: {error}{way_out}") from error
+    if found is None or not found.meta.consumed_samples or not found.meta.order or not readable(experiment):
+        return
+    samples = plan.train.samples or found.position.consumed(plan.train.iterations, plan.global_batch_size)
+    with reworded(LaunchError, f"resume={plan.run}: ", of=(EngineError, TdppError)):
+        order = known_order(experiment, samples)
+    prefix = experiment.data.prefix
+    _require_order(found, order, f"resume={plan.run}: data.prefix={prefix} is not as it was, so restore it: ")
+
+
+def _require_order(found: Checkpoint, order: Mapping[str, float], said: str) -> None:
+    """Raises LaunchError if what a launch knows of the order of samples is not what a checkpoint has, after what is
+    `said` first."""
+    from megatron_ext.checkpoints import meta
+    from megatron_ext.contract.errors import EngineError
+
+    before = found.meta.order or {}
+    with reworded(LaunchError, said, of=EngineError):
+        meta.require_order(found, {key: order[key] for key in order if key in before})
 
 
 def with_length(experiment: Experiment) -> Experiment:

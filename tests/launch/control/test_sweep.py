@@ -13,20 +13,24 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from conf.compose import compose, config_text
+from conf.compose import compose, config_text, read_experiment
 from conf.errors import ConfigError
 from conf.identity import NOT_OF_THE_RUN, identity
 from conf.run_folder.run_folders import RUNS_DIR, usual_runs_dir
 from conf.run_folder.rundir import RunDir
 from conf.schema.experiment import Experiment
+from data_prep.training import known_order
 from launch.commands import stop as stop_command
 from launch.commands.launch import main
+from launch.commands.launching.preflight import check_start
 from launch.commands.launching.resuming import SweepWords, resumed
 from launch.control.follow import finishing
 from launch.control.planning.plan import make_plan
 from launch.control.stop import stop
+from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
@@ -36,6 +40,7 @@ from launch.sweep import start as sweep
 from launch.sweep.outcomes import differing
 from launch.sweep.start import confirm, existing
 from megatron_ext.contract.files import write_atomic
+from megatron_ext.data.indexed_dataset import write_indexed
 from tests.support import PATIENCE_S
 from tests.support.launch.live import (
     WORKER,
@@ -260,6 +265,40 @@ def test_a_damaged_checkpoint_is_not_resumed_from(runs: Path) -> None:
         "checkpoint, the run continues from that one"
     )
     assert run.jobs.read_text() == before
+
+
+def test_a_run_whose_data_have_changed_is_not_resumed(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks would refuse the order of the samples, each node's in turn, once the nodes were waited for."""
+    text = here.parent / "text"
+    write_indexed(text, [np.arange(500)] * 4, np.dtype("<u2"))
+    run = start(here, "data.prefix=text", "data.split='1,0,0'", "train.iterations=100000")
+    wait_until_running(run)
+    stop(run)
+    plan, experiment = run.read_plan(), read_experiment(run.config)
+    order = known_order(experiment, 100000 * plan.global_batch_size)
+    saved = save(run.checkpoints / "iter_0000005", 5, plan.model.identity(), order=order)
+    run.latest_checkpoint.write_text(saved.folder.name)
+    before = run.jobs.read_text()
+    monkeypatch.chdir(tmp_path)
+    write_indexed(text, [np.arange(500)] * 5, np.dtype("<u2"))
+    with pytest.raises(LaunchError) as caught:
+        main([f"resume={run.path}"], worker=WORKER)
+    told = str(caught.value)
+    assert told.startswith(
+        f"resume={run.name}: data.prefix=text is not as it was, so restore it: {saved.folder}: cannot continue at its "
+        "sample 80, because the samples come in another order: expected documents=4, tokens=2000, "
+    )
+    assert "; found documents=5, tokens=2500, " in told
+    text.with_suffix(".idx").unlink()
+    with pytest.raises(LaunchError, match=rf"resume={run.name}: .*text\.idx"):
+        main([f"resume={run.path}"], worker=WORKER)
+    assert run.jobs.read_text() == before
+    write_indexed(text, [np.arange(500)] * 4, np.dtype("<u2"))
+    resume(run, WORKER, check_start)
+    wait_until_running(run)
+    stop(run)
 
 
 def module_of(file: Path) -> tuple[str, ...]:
