@@ -6,6 +6,7 @@ Work is counted, not timed, so that the same search says the same everywhere.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable, Sequence
 from itertools import count
 
@@ -15,6 +16,7 @@ from fasop.costs.training import Training
 from fasop.partition.baselines import start
 from fasop.partition.dominance import fingerprints
 from fasop.partition.exact import proved
+from fasop.partition.local_search import exhaustive
 from fasop.partition.possible_stages import PossibleStages
 from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.order_search import Bounded
@@ -40,6 +42,11 @@ STEP = 0.005
 """The part of `enough` by which the bound of a size rises at once: orders that are below it then are built."""
 MOST_ORDERS = 3000
 """Orders of a size that are built, at most."""
+OF_PASSES, SIMULATED = 500_000, (5_000_000, 30_000_000)
+"""Passes that are simulated in a unit of work; and of all partitions of a candidate together, at most, before its first
+proof and behind it."""
+LAST = 1 + len(PROOFS)
+"""The step of a candidate of which no more can be proved."""
 PASSES = 2**12
 """Parts times micro-batches: of a candidate with more, simulations take too long."""
 
@@ -139,14 +146,15 @@ def closer_least(
         elif not step:
             closer, looks = _by_whole_layers(what.group, bound, enough)
             work += looks
+        elif step <= len(SIMULATED) and (passes := _passes_of_all(what.group)) <= SIMULATED[step - 1]:
+            work += 1 + passes // OF_PASSES
+            closer, step = max(bound, float(exhaustive(what.group.pipelines, what.group.layers)[1][0])), LAST
         elif step <= (len(PROOFS) if what.group.pipelines.order is None else 1) and _quick(what):
             lines, layers = what.group.pipelines, what.group.layers
             boxes, taken = PROOFS[step - 1]
             proof = proved(lines, layers, start(lines, layers, what.balanced), boxes, enough, bound)
             work += taken if lines.order is None else 1 + proof.boxes // PROGRAMS
             closer = max(bound, proof.bound)
-            if closer == bound and lines.order is not None:
-                return bound
             if 0 < proof.boxes < boxes:  # it has ended, and more of them prove no more
                 step = len(PROOFS)
         else:
@@ -160,6 +168,12 @@ def _quick(one: Bounded) -> bool:
     return lines.parts_count * lines.micro_batches <= PASSES
 
 
+def _passes_of_all(one: Candidates) -> int:
+    """Count the passes of a simulation of all partitions, which says exactly how fast the best one is."""
+    parts, layers = one.pipelines.parts_count, one.layers
+    return math.comb(layers + parts - 1, layers) * parts * one.pipelines.micro_batches
+
+
 def _by_whole_layers(one: Candidates, least: float, enough: float) -> tuple[float, int]:
     """Raise `least`, below which a candidate is not, up to `enough` by chains of whole layers; and count the looks. It
     takes no less than any of its replicas. Of replicas on unlike nodes `pipelines` has the slowest GPU of each stage,
@@ -168,7 +182,7 @@ def _by_whole_layers(one: Candidates, least: float, enough: float) -> tuple[floa
     if lines.schedule.definition.has_chunks:
         return least, 0
     if lines.order is not None:
-        return PossibleStages.of(lines).least(least, enough), LOOKS
+        return PossibleStages.of(lines).least(least, enough), 1
     every = [
         replica.lines.take(np.array([column])) for replica in lines.replicas for column in range(len(replica.lines))
     ]

@@ -353,16 +353,16 @@ def plans_of(group: Candidates, partitions: Integers, proved: Floats) -> list[Pl
         nodes = [group.kinds[kind] for kind in order]
         partition = Partition(tuple(partitions[:, column].tolist()))
         node_order = tuple(kind.name for kind in nodes)
-        training = group.training(column)
+        training, total = group.training(column), float(parts.total[column])
         parallel = replace(training.parallel, partition=partition.layers, node_order=node_order)
         plans.append(
             Plan(
                 training=replace(training, parallel=parallel),
                 partition=partition,
                 nodes=nodes,
-                total=float(parts.total[column]),
+                total=total,
                 known_parts=parts.of(column),
-                bound=float(proved[column]),
+                bound=float(proved[column]) if len(partitions) > 1 else total,  # there is no other partition
                 basis=Basis(int(group.pipelines.basis[column])),
                 pipelines=group.pipelines.take(np.array([column])),
             )

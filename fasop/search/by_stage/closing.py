@@ -123,6 +123,10 @@ class Closing:
         elif what.steps == 0:
             one.tighten(self.fastest)
             partition, steps = what.partition, 1
+            if one.few and one.bound < self.fastest:  # to try them all is less work than to prove anything
+                partition, seconds, _ = one.search(self.fastest)
+                self.keep(one, partition, seconds)
+                one.bound = max(one.bound, seconds)
         else:
             number = what.steps - 1
             if (

@@ -10,6 +10,7 @@ import pytest
 from conf.schema.experiment import Schedule
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
+from fasop.search.closer_bounds import closer_least
 from fasop.search.inputs import read
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
@@ -60,6 +61,18 @@ def test_a_search_finds_the_best_of_all_sizes_orders_and_partitions() -> None:
         assert found == pytest.approx(least, rel=ROUNDING)
         assert seen.least <= least * (1 + ROUNDING)
         tried += 1
+    assert tried > 2
+
+
+@pytest.mark.slow
+def test_the_closest_bound_of_few_partitions_is_the_best_of_them() -> None:
+    """Chains and linear programs left a third open of pipelines of four stages and twelve layers."""
+    tried = 0
+    for training, kinds, choices, best in cases(fewer(10, 30)):
+        if np.isfinite(least := min(seconds for _, seconds in best)):
+            closer = closer_least([Space(training, kinds, choices)], 2 * least, most=10**6)
+            assert closer == pytest.approx(least, rel=ROUNDING)
+            tried += 1
     assert tried > 2
 
 

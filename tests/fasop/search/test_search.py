@@ -461,6 +461,15 @@ def test_sizes_whose_work_alone_takes_too_long_cost_a_closer_bound_no_work() -> 
     assert closer_least(fresh, enough, most=5) == enough
 
 
+def test_of_a_single_stage_nothing_is_open() -> None:
+    """Its bound lay below the only partition, and what was said of all combinations with it."""
+    words = ["cluster=v100x2", "cluster.groups.v100.gpus_per_node=1", "model=t5-small", "parallel.zero=3"]
+    inputs = read([*words, "parallel.pipeline=1", "parallel.global_batch_size=20"])
+    best = Best(1)
+    explore([Space(inputs.training, inputs.kinds, inputs.choices)], best)
+    assert best.plans[0].bound == best.plans[0].total
+
+
 def test_a_proof_that_has_ended_is_not_begun_again_with_more_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, real = list[Proof](), closer_bounds.proved
 

@@ -175,6 +175,17 @@ def test_the_best_of_all_layouts_and_partitions_is_found(seed: int) -> None:
         assert predict_plan(plan).iteration_s == plan.total == plan.bound
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_closest_bound_of_few_partitions_is_the_best_of_them(seed: int) -> None:
+    """Also where layers differ, and without work for any search before."""
+    training, kinds, choices, plans = small_case(seed, alike=False)
+    best, effort = Best(1), replace(WHOLE, work=0, raised=len(plans))
+    looked = explore_stages(training, [kinds], choices, best, effort, math.inf)
+    assert looked is not None
+    assert looked.least == pytest.approx(min(map(fastest, plans)))
+    assert [plan.total for plan in best.plans] == ([looked.least] if math.isfinite(looked.least) else [])
+
+
 def test_the_default_finds_a_fast_layout_in_another_order_than_the_best_plans() -> None:
     """1,510.8 ms, which `by_stage=true` finds: 4.7 % less than where the lowest bounds in the first order led."""
     links = {"intra_gbit_per_s": 64, "intra_latency_us": 5, "inter_gbit_per_s": 100, "inter_latency_us": 20}
