@@ -73,7 +73,7 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
 def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inputs]) -> Outcome | None:
     """Do as `best_plans`, with means to save memory that were not `asked` for; None if nothing fits. A plan with others
     of these `means` comes first where it is faster."""
-    if args.by_stage:
+    if args.by_stage and inputs is asked:  # where only other means fit, nobody chose what excludes such stages
         _check_by_stage(inputs)
     begun = time.process_time()
     best = Best(max(args.rows, RANKED), inputs.fault)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fasop.search.arguments import Arguments, First
@@ -29,6 +31,13 @@ def test_where_only_parts_by_memory_fit_zero_and_offloading_are_compared_with_th
     alone = best_plans(read([*words, "parallel.shards=memory", "parallel.offload=none"]), ARGS).plans[0]
     assert first.total < 0.91 * alone.total
     assert first.training.offloads and first.parallel.shares is not None
+
+
+def test_stages_that_differ_may_be_asked_for_where_only_parts_by_memory_fit() -> None:
+    """It said that parallel.shards=memory, which nobody had given, excludes them."""
+    words = [*ONE_AND_ONE, "model.layers=26", "parallel.data=2", "parallel.offload=none", "parallel.zero=1"]
+    found, plain = (best_plans(read(words), replace(ARGS, by_stage=by_stage)).plans[0] for by_stage in (True, False))
+    assert found.parallel.shards == "memory" and found.total == plain.total
 
 
 def test_parts_by_memory_and_unequal_shares_are_compared_where_equal_parts_fit() -> None:
