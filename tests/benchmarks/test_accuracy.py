@@ -6,8 +6,9 @@ import re
 
 import pytest
 
+from benchmarks import accuracy
 from benchmarks.accuracy import MEAN, PAGE, WORST, Outcome, published, written
-from benchmarks.accuracy_cases import ENGINE, PUBLISHED, REHEARSALS, Ends, stood_for
+from benchmarks.accuracy_cases import ENGINE, MODULES, PUBLISHED, REHEARSALS, Ends, stood_for
 from fasop.costs.profiles.profile import Cost
 from fasop.simulation.predict import predict, predict_plan
 
@@ -71,3 +72,17 @@ def test_new_tables_replace_the_old_ones_and_nothing_else() -> None:
     assert tables.sub(r"\1\2", page) == tables.sub(r"\1\2", PAGE.read_text())
     with pytest.raises(ValueError, match="the page has no part <!-- other -->"):
         written(page, {"other": [one]}, ENDS)
+
+
+def test_each_run_of_a_module_has_the_median_error_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is of one round, whichever that is for the other runs."""
+    took = {"a": iter((1.25, 0.8, 1.0)), "b": iter((0.9, 1.0, 0.8))}
+
+    def of_round(*_: object) -> list[Outcome]:
+        shape = {"sizes": "1 x 1 x 1", "partition": "2", "nodes": "local"}
+        return [Outcome(name=name, predicted_s=1.0, measured_s=next(left), **shape) for name, left in took.items()]
+
+    monkeypatch.setattr(accuracy, "_round_of_module", of_round)
+    model, cases = next(iter(MODULES.items()))
+    found = accuracy.of_module(model, cases, "")
+    assert [(one.name, one.measured_s) for one in found] == [("a", 1.0), ("b", 0.9)]
