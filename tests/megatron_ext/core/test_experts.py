@@ -21,7 +21,7 @@ MIXTRAL = (
     *("engine=megatron_core", "parallel=single", "model.layers=4", "model.normalization=RMSNorm", "model.swiglu=true"),
     *("model.position_embedding_type=rope", "model.add_bias_linear=false", "model.num_query_groups=2"),
     *("model.untie_embeddings_and_output_weights=true", "model.ffn_hidden=48", "model.experts=4"),
-    *("train.iterations=6", "train.eval_interval=3", 'data.split="80,20,0"'),
+    *("train.iterations=4", "train.eval_interval=3", 'data.split="80,20,0"'),
 )
 LAYOUTS = {
     "pipeline": ("parallel.pipeline=2", "parallel.partition=1-3"),
@@ -63,7 +63,7 @@ def test_experts_learn_what_one_process_does(tmp_path: Path, corpus: Path, one: 
 
 
 def test_experts_go_on_in_another_layout(tmp_path: Path, corpus: Path, one: Learned) -> None:
-    run = make_run(tmp_path / "run", corpus, *MIXTRAL, "train.iterations=3", "train.lr_decay_iterations=6")
+    run = make_run(tmp_path / "run", corpus, *MIXTRAL, "train.iterations=2", "train.lr_decay_iterations=4")
     assert run.go() == 0, run.stderr()
     run = run.replan(*MIXTRAL, *LAYOUTS["all"])
     assert run.go() == 0, run.stderr()
