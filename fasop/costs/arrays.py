@@ -12,12 +12,10 @@ Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-def distinct(values: NDArray[Any], axis: int | None = None) -> NDArray[Any]:
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
     """Sorted, each once; a few numbers in half the time of `np.unique`, which also first imports the masked arrays that
     it does not take, unless it counts."""
-    if axis is None:
-        return _each_once(np.sort(values, axis=None))
-    return np.asarray(np.unique(values, return_counts=True, axis=axis)[0])
+    return _each_once(np.sort(values, axis=None))
 
 
 def _each_once(ordered: NDArray[Any]) -> NDArray[Any]:
@@ -28,7 +26,7 @@ def _each_once(ordered: NDArray[Any]) -> NDArray[Any]:
 
 def distinct_rows(rows: Integers) -> Integers:
     """The rows, of numbers from 0 to 2**32 - 1, sorted, each once: compared as bytes, with the highest first, in a
-    third to a seventh of the time that `distinct` takes."""
+    third to a seventh of the time of `np.unique`."""
     packed = rows.astype(">u4", order="C")
     whole = np.sort(packed.view(np.dtype((np.void, packed.itemsize * rows.shape[1]))).reshape(-1))
     return _each_once(whole).view(packed.dtype).reshape(-1, rows.shape[1]).astype(np.int64)

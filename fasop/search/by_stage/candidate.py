@@ -10,7 +10,7 @@ from itertools import combinations, permutations
 import numpy as np
 
 from conf.schema.values.partition import Partition
-from fasop.costs.arrays import Bools, Floats, Integers, distinct
+from fasop.costs.arrays import Bools, Floats, Integers, distinct_rows
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.allowance import room_gib
 from fasop.costs.memory.amounts import GIB, most_layers
@@ -296,6 +296,10 @@ class Candidate:
             found = near[:, [best]]
         return found
 
+    def begins(self, others: Sequence[Sequence[int]]) -> Integers:
+        """[stages, partitions]: the balanced one, and others."""
+        return np.hstack([self.balanced(), *(np.array([one]).T for one in others)])
+
     def _near(self, partition: Integers) -> Integers:
         """[stages, partitions]: a layer goes from any stage to any other; where layers differ, also several from a
         stage to its neighbour."""
@@ -322,13 +326,13 @@ class Candidate:
                 yield moved
 
     def search(
-        self, limit: float, begin: Sequence[int] | None = None, close: float = 0.0
+        self, limit: float, begins: Sequence[Sequence[int]] = (), close: float = 0.0
     ) -> tuple[Integers, float, int]:
         """The best partition that is found, its seconds, and how many steps of replays that took.
 
         Args:
             limit: seconds; from a partition that takes longer no better ones are looked for.
-            begin: a partition from which to begin if it is better than the balanced one.
+            begins: partitions from which to begin if one is better than the balanced one.
             close: seconds; from a partition that takes less two moves at once are tried where none gains alone.
         """
         if self.few:
@@ -337,9 +341,9 @@ class Candidate:
             best = int(np.argmin(taken))
             self.exhausted = True
             return table[:, best], float(taken[best]), self.steps
-        begins = np.hstack([self.balanced(), *([] if begin is None else [np.array([begin]).T])])
-        at_begin, steps = self.seconds(begins), self.steps
-        found, seconds = begins[:, [np.argmin(at_begin)]], float(at_begin.min())
+        every = self.begins(begins)
+        at_begin, steps = self.seconds(every), self.steps
+        found, seconds = every[:, [np.argmin(at_begin)]], float(at_begin.min())
         while seconds < limit:
             near = self._near(found[:, 0])
             taken, worth = np.full(near.shape[1], np.inf), self._may_take_less(near, seconds)
@@ -348,7 +352,7 @@ class Candidate:
             if taken.min(initial=np.inf) >= seconds and seconds < close:
                 taken[~worth] = self.seconds(near[:, ~worth])
                 first = near[:, np.argsort(taken, kind="stable")[:FIRST_MOVES]]
-                near = distinct(np.hstack([self._near(one) for one in first.T]), axis=1)
+                near = distinct_rows(np.hstack([self._near(one) for one in first.T]).T).T
                 near = near[:, self._may_take_less(near, seconds)]
                 taken, steps = self.seconds(near), steps + self.steps
             if not len(taken):

@@ -44,17 +44,19 @@ ONLY = (*OWN_ORDER[:2], 1.0)
 """The same where there is a single order."""
 LAST = 2.0
 """The same once bounds are closer and have led to a faster plan."""
-WIDE, IN_VAIN = 2_000_000, 250_000
+WIDE, IN_VAIN = 4_000_000, 250_000
 """Work, at most, once nothing else is left: near all that was fast. And the work that is tried without finding a faster
 plan, at least: of few stages that is more layouts than `Effort.patience`."""
-CLIMBED, MUCH = 1.01, 0.99
+CLIMBED, MUCH = 1.01, 0.98
 """Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
 it, what is near that comes first."""
 SKETCHED = 20
 """Work that it takes to say about how long a layout takes."""
-TRIED = {True: 3, False: 5}
-"""How many layouts near a plan are searched before others have their turn: of those that differ from it in both ends,
-and of others."""
+PROBED, TRIED = 3, 1
+"""How many layouts near a plan are replayed with the layers that seem to be good for them, and how many of those that
+were are searched, before others have their turn: of each group (`_group`)."""
+GROUPS = (True, True), (True, False), (False, True), (False, False)
+"""What `_group` says of layouts, in the order of their turns."""
 WIDER = 1.001
 """Times its seconds: as if a plan took so much longer each time that it had its turn."""
 NEAR = 1.2
@@ -103,6 +105,14 @@ class _Place(NamedTuple):
     layout: Layout
 
 
+class _Rest(NamedTuple):
+    """What is left near a plan."""
+
+    unseen: Iterator[tuple[_Place, Near]]
+    probed: list[tuple[float, int, _Place, Near]]
+    """Those that were replayed, as a heap, by their seconds and tickets."""
+
+
 class _Begin(NamedTuple):
     """A plan near which faster ones may be; the least is the next one from which to go on."""
 
@@ -112,8 +122,8 @@ class _Begin(NamedTuple):
     seconds: float
     place: _Place
     layers: tuple[int, ...]
-    rest: dict[bool, Iterator[tuple[_Place, Near]]] | None = None
-    """Those near it that are left, by whether they differ from it in both ends; None before any was searched."""
+    rest: tuple[_Rest, ...] | None = None
+    """Those near it that are left, by groups; None before any was replayed."""
 
 
 class _Options(NamedTuple):
@@ -131,14 +141,14 @@ class _Search:
         self.nodes, self.closing = nodes, Closing(fastest, effort)
         self.work = 0
         self.searched: dict[_Place, _Searched] = {}
-        self._ruled_out: set[_Place] = set()
-        """Layouts near others that were not built, by their bounds."""
         self._effort, self._until, self._tickets = effort, until, count()
         self._fast: list[_Begin] = []
         """Plans near which faster ones may be."""
         self._done: list[_Begin] = []
         """Those that have had their turn."""
         self._places: dict[Candidate, _Place] = {}
+        self._built: dict[_Place, Candidate] = {}
+        """Those that were built, and not searched."""
 
     def over(self, part: float) -> bool:
         """Whether there is no time left, or more than a part of the work is done."""
@@ -152,33 +162,39 @@ class _Search:
         self._places[one] = place
         return one
 
-    def search(self, place: _Place, begin: Sequence[int] | None = None) -> _Searched:
-        """Look for the best partition, from the balanced one or another to `begin` with."""
+    def search(self, place: _Place, begins: Sequence[Sequence[int]] = ()) -> _Searched:
+        """Look for the best partition, from the balanced one or others to begin with."""
         found = self.searched.get(place)
         if found is None:
-            one = self.build(place)
-            self.work += BUILT
+            one = self._built.pop(place) if place in self._built else self._new(place)
             one.rule_out(self.closing.fastest)
             found = _Searched(one, None, math.inf, balanced=False)
-        elif found.balanced or begin is not None:
+        elif found.balanced or begins:
             return found
         if math.isfinite(found.one.bound) and found.one.bound <= self.closing.fastest:
             fastest = self.closing.fastest
-            partition, seconds, steps = found.one.search(NEAR * fastest, begin, CLOSE * fastest)
+            partition, seconds, steps = found.one.search(NEAR * fastest, begins, CLOSE * fastest)
             self.work += steps
             self.closing.keep(found.one, partition, seconds)
             if found.partition is None or seconds < found.seconds:
                 found = found._replace(partition=partition, seconds=seconds)
                 self.add_fast(place, partition.tolist(), seconds)
-        self.searched[place] = found._replace(balanced=begin is None)
+        self.searched[place] = found._replace(balanced=not begins)
         return self.searched[place]
 
-    def _search_near(self, place: _Place, one: Near) -> None:
-        if one.bound <= self.closing.fastest:
-            self.search(place, one.partition)
-        else:  # it counts as if it had been built, so that as many others are tried
-            self._ruled_out.add(place)
-            self.work += BUILT
+    def _new(self, place: _Place) -> Candidate:
+        self.work += BUILT
+        return self.build(place)
+
+    def _probe(self, place: _Place, one: Near) -> float:
+        """Seconds with the layers that are given or, if these take less, balanced ones; infinite if they are worth no
+        search."""
+        candidate = self._built[place] = self._new(place)
+        if not candidate.bound <= self.closing.fastest:
+            return math.inf
+        taken = candidate.seconds(candidate.begins(one.partitions))
+        self.work += candidate.steps
+        return float(taken.min())
 
     def climb_from_best(self, part: float) -> None:
         """Climb from what closer bounds came upon."""
@@ -195,7 +211,7 @@ class _Search:
         while self._fast and self._fast[0].rank <= CLIMBED * self.closing.fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
             for place, one in self._next(begin):
-                self._search_near(place, one)
+                self.search(place, one.partitions)
                 if self.closing.fastest < MUCH * begin.seconds:
                     break
             self._done.append(begin)
@@ -208,7 +224,7 @@ class _Search:
         while self._fast and self._fast[0].rank <= CLIMBED * fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
             for place, one in self._next(begin):
-                self._search_near(place, one)
+                self.search(place, one.partitions)
                 tried += 1
                 if self.closing.fastest < fastest:
                     tried, begun, fastest = 0, self.work, self.closing.fastest
@@ -222,30 +238,42 @@ class _Search:
         rest = self._near(begin) if begin.rest is None else begin.rest
         return begin._replace(rank=WIDER * begin.rank, ticket=next(self._tickets), rest=rest)
 
-    @staticmethod
-    def _next(begin: _Begin) -> Iterator[tuple[_Place, Near]]:
+    def _next(self, begin: _Begin) -> Iterator[tuple[_Place, Near]]:
         """Yield those near it whose turn it is."""
         assert begin.rest is not None
-        for both_ends, most in TRIED.items():
-            yield from islice(begin.rest[both_ends], most)
+        for unseen, probed in begin.rest:
+            for place, one in islice(unseen, PROBED):
+                seconds = self._probe(place, one)
+                if seconds < NEAR * self.closing.fastest:
+                    heappush(probed, (seconds, next(self._tickets), place, one))
+            for _ in range(min(TRIED, len(probed))):
+                _, _, place, one = heappop(probed)
+                yield place, one
 
-    def _near(self, begin: _Begin) -> dict[bool, Iterator[tuple[_Place, Near]]]:
-        """Yield what was not searched of the layouts near a plan, those first that seem to be the fastest: those that
-        differ from it in both ends, and others."""
+    def _near(self, begin: _Begin) -> tuple[_Rest, ...]:
+        """List what was not searched of the layouts near a plan by groups, those first that seem to be the fastest."""
         nodes, place = self.nodes[begin.place.kinds], begin.place
         unlike = len({*zip(place.layout.tensors, place.layout.replicas, strict=True)}) > 1
         if unlike and begin.seconds <= self.closing.fastest:
             for number in nodes.other_micro_batches(place.layout, place.number):
                 if (other := place._replace(number=number)) not in self.searched:
-                    self.search(other, begin.layers)
-        every = nodes.near(Near(place.layout, begin.layers), place.order, place.number)
+                    self.search(other, [begin.layers])
+        every = nodes.near(Near(place.layout, (begin.layers,)), place.order, place.number)
         self.work += SKETCHED * len(every)
 
-        def some(both_ends: bool) -> Iterator[tuple[_Place, Near]]:
-            places = ((place._replace(layout=one.layout), one) for one in every if one.both_ends == both_ends)
-            return (each for each in places if each[0] not in self.searched and each[0] not in self._ruled_out)
+        def some(group: tuple[bool, bool]) -> Iterator[tuple[_Place, Near]]:
+            for one in every:
+                where = place._replace(layout=one.layout)
+                known = where in self.searched or where in self._built
+                if _group(one, place.layout) == group and one.bound <= self.closing.fastest and not known:
+                    yield where, one
 
-        return {both_ends: some(both_ends) for both_ends in TRIED}
+        return tuple(_Rest(some(group), []) for group in GROUPS)
+
+
+def _group(one: Near, begin: Layout) -> tuple[bool, bool]:
+    """Whether a layout near another differs from it in both ends, and whether it has its tensor sizes alone."""
+    return one.both_ends, {*one.layout.tensors} <= {*begin.tensors}
 
 
 def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:

@@ -9,11 +9,14 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Floats, Integers
+from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
-from fasop.search.by_stage.bounds import Work
-from fasop.search.by_stage.layout_bounds import PlacedLayouts, largest_present
+from fasop.search.by_stage.bounds import LEAST, Work
+from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.space.candidates import divisors
+from fasop.simulation.linear import Linear
 from fasop.simulation.nodes import step_s_per_parameter
 from megatron_ext.contract.layout import Layout
 
@@ -24,16 +27,22 @@ TRADED = (-2, -1, 1, 2)
 WINDOW = 4
 """Stages that follow each other and are replaced, at most, but where all of a kind are, or all but as many at both
 ends."""
+HALVED = 12
+"""How often the range of seconds in which all layers find room is halved."""
+HALVED = 12
+"""How often the range of seconds in which all layers find room is halved."""
+LITTLE = 1e-6
+"""Layers by which a stage may lack room for one."""
 _T = TypeVar("_T")
 Stages = tuple[tuple[int, int], ...]
 """Ranks of a tensor group and replicas, stage by stage."""
 
 
 class Near(NamedTuple):
-    """A layout with layers that may be good for it."""
+    """A layout with layers that may be good for it: those of the one that it is near, and balanced ones."""
 
     layout: Layout
-    partition: tuple[int, ...]
+    partitions: tuple[tuple[int, ...], ...]
     both_ends: bool = False
     """Whether it differs in them from the one that it is near."""
     bound: float = 0.0
@@ -53,7 +62,7 @@ def near(begin: Near, tensors: Sequence[int], most: int) -> list[Near]:
     """List the layouts of at most so many stages, not all alike, that differ from one in stages that follow each other,
     in whose place others are, all alike, or two; or in both ends, which are each other's mirror
     image, or of which one gets GPUs from the other."""
-    layers = begin.partition
+    (layers,) = begin.partitions
     stages = tuple(zip(begin.layout.tensors, begin.layout.replicas, strict=True))
     found: dict[Stages, tuple[tuple[int, ...], bool]] = {}
     starts: dict[tuple[int, Stages], _Change] = {}
@@ -73,8 +82,8 @@ def near(begin: Near, tensors: Sequence[int], most: int) -> list[Near]:
             begun, ended = _spread(of_first, [1] * len(new)), _spread(of_last, [1] * len(others))
             found.setdefault((*new, *stages[1:-1], *others), ((*begun, *layers[1:-1], *ended), True))
     return [
-        Near(Layout(tuple(map(itemgetter(0), one)), tuple(map(itemgetter(1), one))), *how)
-        for one, how in found.items()
+        Near(Layout(tuple(map(itemgetter(0), one)), tuple(map(itemgetter(1), one))), (own,), both_ends)
+        for one, (own, both_ends) in found.items()
         if len(one) <= most and len(set(one)) > 1 and one != stages
     ]
 
@@ -127,40 +136,84 @@ def _spread(layers: int, weights: Sequence[int]) -> tuple[int, ...]:
 
 
 class Sketches(PlacedLayouts):
-    """Layouts on nodes in their order, with layers."""
+    """Layouts on nodes in their order, with about how long they take."""
 
-    def seconds(self, one: Training, work: Work, partitions: Sequence[Sequence[int]]) -> Floats:
+    def __init__(
+        self, layouts: LayoutBatch, nodes: Sequence[NodeKind], kinds: Sequence[str], one: Training, work: Work
+    ) -> None:
+        """`one` has the schedule and the micro-batches of all layouts."""
+        super().__init__(layouts, nodes, kinds)
+        self._one, self._work = one, work
+        share, costs = one.parallel.schedule.definition.input_share, self._costs(work)
+        every = [[(kind.forward, kind.backward) for kind in costs], [kind.ends for kind in costs]]
+        self._way = [np.where(layouts.exists, self._trip(times, costs, share), 0.0) for times in every]
+        """[layouts, stages]: seconds of a unit, and beside units, of a micro-batch through a stage and back."""
+        self._stages = self._of_stages()
+
+    def seconds(self, partitions: Sequence[Sequence[int]]) -> Floats:
         """[layouts]: about how long an iteration takes: each stage's passes, sums and step, with a micro-batch's way
         through all other stages and back. Links inside a node count with their bandwidth."""
-        layouts, parallel = self._layouts, one.parallel
-        until = np.cumsum([0.0, *work.units[np.array(one.blocks.sequence, np.int64)]])
-        rows, padded = np.arange(len(partitions)), np.zeros(layouts.tensors.shape, np.int64)
+        layouts, blocks, (of_unit, ends) = self._layouts, self._one.blocks, self._way
+        until = np.cumsum([0.0, *self._work.units[np.array(blocks.sequence, np.int64)]])
+        padded = np.zeros(layouts.tensors.shape, np.int64)
         padded[layouts.exists] = [*chain.from_iterable(partitions)]
         units = np.diff(until[np.cumsum(padded, axis=1)], axis=1, prepend=0.0)
+        stages = np.max([kind.of(units) for kind in self._stages], axis=0)
+        way = (units * of_unit + ends + 2 * self._hops(self._work)).sum(axis=1)
+        return np.asarray(stages.max(axis=1) + way)
+
+    def balanced(self) -> list[tuple[int, ...]]:
+        """List for each layout the layers per stage, all alike, with which none of its stages takes long, as `seconds`
+        has it, whatever memory they need."""
+        layers, stages, exists = self._one.blocks.layers, self._stages, self._layouts.exists
+        rates = [1 / np.maximum(kind.layer, LEAST) for kind in stages]
+
+        def within(level: Floats) -> Integers:
+            each = [(level - kind.fixed) * rate for kind, rate in zip(stages, rates, strict=True)]
+            room = np.clip(np.floor(np.min(each, axis=0) + LITTLE), 0, layers)
+            return np.where(exists, room, 0).astype(np.int64)
+
+        least, most = (np.max([kind.of(np.array(count)) for kind in stages], axis=0) for count in (0, layers))
+        low, high = (np.where(exists, of, np.inf).min(axis=1, keepdims=True) for of in (least, most))
+        for _ in range(HALVED):
+            middle = (low + high) / 2
+            enough = within(middle).sum(axis=1, keepdims=True) >= layers
+            low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+        found, more = within(low), within(high)
+        more -= found
+        lacking = layers - found.sum(axis=1, keepdims=True) - (np.cumsum(more, axis=1) - more)
+        found += np.clip(lacking, 0, more)
+        return [
+            tuple(row[:count]) for row, count in zip(found.tolist(), (self._layouts.last + 1).tolist(), strict=True)
+        ]
+
+    def _of_stages(self) -> list[Linear]:
+        """What stages take by their units, beside what a micro-batch takes in all of them: on nodes of each kind, which
+        is no limit to stages that lie on none."""
+        layouts, one, work, (of_unit, ends) = self._layouts, self._one, self._work, self._way
+        parallel = one.parallel
+        rows, sharded = np.arange(len(layouts.tensors)), parallel.sharded_optimizer
         rate = np.array([8e-9 / node.group.intra_gbit_per_s for node in self._nodes for _ in range(node.gpus)])
         inside = rate[np.minimum(layouts.begins, len(rate) - 1)] * layouts.tensors
         bytes_of = np.array(work.gradients)[self._sizes(work)]
-        scattered = units * np.maximum(self._scattered(work), bytes_of * inside * (1 - 1 / layouts.replicas))
+        scattered = np.maximum(self._scattered(work), bytes_of * inside * (1 - 1 / layouts.replicas))
         replicas = np.array([layouts.replicas[:, 0], layouts.replicas[rows, layouts.last]])
         members, tied = replicas.sum(axis=0) / replicas.min(axis=0), self._embedding_parameters(one)
         summed = one.gradient_bytes * tied * inside[:, 0] * 2 * (members - 1) / members
-        at_ends = np.zeros((2, *units.shape))
+        at_ends = np.zeros((2, *layouts.tensors.shape))
         for end in (np.zeros_like(rows), layouts.last):
             at_ends[:, rows, end] = np.maximum(self._ending(one), summed), tied
-        stepped = units * bytes_of / one.reduced_bytes + at_ends[1]
-        if parallel.sharded_optimizer:
-            stepped /= layouts.replicas
+        beside = Linear(fixed=at_ends[0] - ends, layer=(scattered if sharded else 0.0) - of_unit)
         most = self._shared_out(parallel.global_batch_size // parallel.micro_batch_size)[1]
-        whole, costs = np.zeros(units.shape), self._costs(work)
-        for kind in costs:
-            forward, backward = kind.forward * units + kind.ends[0], kind.backward * units + kind.ends[1]
-            sums = scattered * (1 if parallel.sharded_optimizer else 2) - one.overlaps * kind.backward * units
-            step = step_s_per_parameter(self._kinds[self._names[kind.number]], one) * stepped
-            whole = largest_present(whole, most * (forward + backward) + np.maximum(sums, 0.0) + step, kind.present)
-        share = parallel.schedule.definition.input_share
-        every = [[(kind.forward, kind.backward) for kind in costs], [kind.ends for kind in costs]]
-        of_unit, ends = (np.where(layouts.exists, self._trip(times, costs, share), 0.0) for times in every)
-        trip = units * of_unit + ends
-        others = trip.sum(axis=1, keepdims=True) - trip + 2 * self._hops(work).sum(axis=1, keepdims=True)
-        whole += (scattered if parallel.sharded_optimizer else 0.0) + at_ends[0] + others
-        return np.where(layouts.exists, whole, 0.0).max(axis=1)
+        found = []
+        for kind in self._costs(work):
+            step = step_s_per_parameter(self._kinds[self._names[kind.number]], one)
+            stepped = step / layouts.replicas if sharded else step
+            sums = np.maximum(scattered * (1 if sharded else 2) - one.overlaps * kind.backward, 0.0)
+            layer = most * (kind.forward + kind.backward) + sums + stepped * bytes_of / one.reduced_bytes
+            fixed = most * (kind.ends[0] + kind.ends[1]) + stepped * at_ends[1]
+            own = Linear(fixed=fixed, layer=layer).plus(beside)
+            found.append(
+                Linear(fixed=np.where(kind.present, own.fixed, -np.inf), layer=np.where(kind.present, own.layer, 1.0))
+            )
+        return found

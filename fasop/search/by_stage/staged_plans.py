@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.values.partition import Shares
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
@@ -135,10 +135,16 @@ class StagedPlans:
         if not fine.size:
             return []
         found = [found[row] for row in fine]
-        sketches, work = Sketches(many.take(fine), nodes, self.names), self._work(one)
-        seconds = sketches.seconds(one, work, [some.partition for some in found])
-        bounds = sketches.trip_seconds(one, work)[int(parallel.sharded_optimizer)].tolist()
-        return [found[row]._replace(bound=bounds[row]) for row in np.argsort(seconds, kind="stable").tolist()]
+        work = self._work(one)
+        sketches = Sketches(many.take(fine), nodes, self.names, one, work)
+        every = [some.partitions for some in found]
+        if one.blocks.alike:
+            every = [(*own, balanced) for own, balanced in zip(every, sketches.balanced(), strict=True)]
+        seconds = np.array([sketches.seconds(some) for some in zip(*every, strict=True)])
+        bounds = sketches.trip_seconds(one, work)[int(parallel.sharded_optimizer)]
+        ranks = [_ranks(seconds[0]), _ranks(seconds.min(axis=0) * bounds)]
+        promising = np.argsort(np.min(ranks, axis=0), kind="stable").tolist()
+        return [found[row]._replace(partitions=every[row], bound=float(bounds[row])) for row in promising]
 
     def other_micro_batches(self, layout: Layout, option: int) -> list[int]:
         """List the numbers of the same options with the next smaller and the next larger micro-batches that every
@@ -195,6 +201,13 @@ class StagedPlans:
             shares=shares,
         )
         return Candidate(replace(one, parallel=staged), self.orders[order], self._work(one), self.names)
+
+
+def _ranks(values: Floats) -> Integers:
+    """The place of each, from the least on."""
+    found = np.empty(len(values), np.int64)
+    found[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return found
 
 
 def _more(parallel: Parallelism, size: int) -> int:

@@ -202,13 +202,13 @@ def test_the_default_finds_a_fast_layout_in_another_order_than_the_best_plans() 
 
 
 def test_layouts_near_fast_ones_are_searched_for_longer_where_bounds_leave_much_open() -> None:
-    """281.8 ms: 3.4 % less than a few layouts near each fast one lead to."""
+    """282.2 ms: 3.3 % less than a few layouts near each fast one lead to."""
     sizes = ["cluster.groups.a100.count=2", "cluster.groups.a10.count=4", "parallel.global_batch_size=32"]
     options = ["parallel.schedule=zb_h1", "parallel.micro_batch_size=1", "parallel.recompute=none"]
     inputs = read(["cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", *sizes, *options])
     found = best_plans(inputs, Arguments(leave_out=False))
     first = found.plans[0]
-    assert first.total * 1e3 == pytest.approx(281.8, abs=0.1)
+    assert first.total * 1e3 == pytest.approx(282.2, abs=0.1)
     assert found.looked is not None
     assert found.looked.least > 0.98 * first.total
     assert predict_plan(first).iteration_s == pytest.approx(first.total)
@@ -218,7 +218,7 @@ def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> 
     """The best plan of the seed's cluster differs in both ends from the best one with equal stages."""
     inputs = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "parallel.schedule=zb_h1"])
     nodes = StagedPlans(inputs.training, inputs.kinds, inputs.choices, 2500)
-    begin = Near(Layout((1,) * 16, (2,) * 16), (4, 4, *[3] * 13, 1))
+    begin = Near(Layout((1,) * 16, (2,) * 16), ((4, 4, *[3] * 13, 1),))
     option = next(number for number, one in enumerate(nodes.options) if one.parallel.micro_batch_size == 1)
     order = next(number for number, one in enumerate(nodes.orders) if one[0].name == "hgx")
     every = nodes.near(begin, order, option)
@@ -226,16 +226,16 @@ def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> 
     assert len({*layouts}) == len(every) > 300
     assert begin.layout not in layouts
     assert LayoutBatch.of(layouts).inside_nodes([4] * 8).all()
-    for layout, partition, _, bound in every:
+    for layout, partitions, _, bound in every:
         assert bound > 0
         assert layout.world_size == 32
-        assert (len(partition), sum(partition)) == (layout.stages, 48)
-        assert min(partition) >= 0
+        assert {(len(partition), sum(partition)) for partition in partitions} == {(layout.stages, 48)}
+        assert min(map(min, partitions)) >= 0
         assert len({*zip(layout.tensors, layout.replicas, strict=True)}) > 1
     best = next(one for one in every if one.layout == Layout((1,) * 18, (1, 1, *[2] * 14, 1, 1)))
     assert best in [one for one in every if one.both_ends][:3]
     assert best.bound < 0.7321
-    assert not nodes.near(Near(Layout((1,), (32,)), (48,)), order, option)  # of one stage there are none
+    assert not nodes.near(Near(Layout((1,), (32,)), ((48,),)), order, option)  # of one stage there are none
 
 
 @pytest.mark.parametrize(
