@@ -202,6 +202,11 @@ def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_
     assert front_search._front_by_stage(inputs, sets, kept, math.inf) == 0
     assert looked_at == 2 * [first, every]
     looked_at.clear()
+    with monkeypatch.context() as few_stages:
+        few_stages.setattr(front_search, "MOST_STAGES", 0)
+        front_search._front_by_stage(inputs, sets, kept, math.inf)
+    assert looked_at == [first, first, every]  # near the fastest plan in any case
+    looked_at.clear()
     monkeypatch.setattr(front_search, "WHOLLY", first + every // 2)
     front_search._front_by_stage(inputs, sets, kept, math.inf)
     assert looked_at == [first, every, first]
