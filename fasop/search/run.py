@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,8 +67,22 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
         found = [_ranked(one, args, inputs, later(means[place:], one, inputs)) for one in ways]
         if outcomes := [outcome for outcome in found if outcome is not None]:
             return min(outcomes, key=lambda outcome: by_time(outcome.plans[0]))
+    if (unlike := _unlike_alone(inputs, args)) is not None:
+        return unlike
     least = means[-1][-1]
     raise why_no_plan(least.training, least.kinds, least.choices)
+
+
+def _unlike_alone(inputs: Inputs, args: Arguments) -> Outcome | None:
+    """The fastest plan whose stages differ, where no other one has the sizes that were asked for, or fits; None if
+    there is none either."""
+    sets = node_sets.with_room(inputs.training, [inputs.kinds])
+    looked, found = _by_stage(inputs, args, sets, [], time.process_time() + STAGES_S) if sets else (None, [])
+    found = [plan for plan in found if inputs.fault(plan) is None]
+    if looked is None or not found:
+        return None
+    summary = words.looked_at_alone(looked), words.proved(math.inf, found[0], looked, closer=not args.prove)
+    return Outcome(plans=found, summary=summary, notes=notes(found), looked=looked)
 
 
 def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inputs]) -> Outcome | None:

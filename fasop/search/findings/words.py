@@ -155,15 +155,22 @@ def looked_at(
         else ""
     )
     left = f" It had no time for {seen.left} of these that may be better." if seen.left else ""
-    unlike = (
-        f" It also covered {by_stage.layouts} layouts with stages that differ in replicas or tensor sizes "
-        f"({by_stage.said}) on {by_stage.nodes}, in {plural(by_stage.orders, 'node order')} with {by_stage.schedules}."
-        if by_stage is not None
-        else ""
-    )
+    unlike = f" It also covered {_layouts(by_stage)}." if by_stage is not None else ""
     combined = "sizes, schedule and stage of ZeRO" if with_zero else "sizes and schedule"
     covered = f"The search covered {seen.sizes} combinations of {combined} on {sets}, in {orders}{limited}."
     return f"{covered}{left}{unlike}"
+
+
+def looked_at_alone(by_stage: Looked) -> str:
+    """The same where no plan has equal stages."""
+    return f"No plan with equal stages has these sizes and fits. The search covered {_layouts(by_stage)}."
+
+
+def _layouts(by_stage: Looked) -> str:
+    return (
+        f"{by_stage.layouts} layouts with stages that differ in replicas or tensor sizes ({by_stage.said}) on "
+        f"{by_stage.nodes}, in {plural(by_stage.orders, 'node order')} with {by_stage.schedules}"
+    )
 
 
 def proved(least: float, first: Plan, by_stage: Looked | None, *, closer: bool) -> str:
