@@ -34,7 +34,7 @@ from fasop.search.progress import bar
 from fasop.search.proof import has_boxes, prove
 from fasop.search.search import NEAR, Best, Coverage, ShowProgress, explore, look_beside
 from fasop.search.space import node_sets
-from fasop.search.space.candidates import Space
+from fasop.search.space.candidates import MOST_MICRO_BATCHES, Space
 
 if TYPE_CHECKING:
     from fasop.search.by_stage.look import Looked
@@ -75,7 +75,9 @@ def best_plans(inputs: Inputs, args: Arguments) -> Outcome:
 
 def _unlike_alone(inputs: Inputs, args: Arguments) -> Outcome | None:
     """The fastest plan whose stages differ, where no other one has the sizes that were asked for, or fits; None if
-    there is none either."""
+    there is none either, or may have more micro-batches than are simulated."""
+    if inputs.training.parallel.global_batch_size > MOST_MICRO_BATCHES:
+        return None
     sets = node_sets.with_room(inputs.training, [inputs.kinds])
     looked, found = _by_stage(inputs, args, sets, [], time.process_time() + STAGES_S) if sets else (None, [])
     found = [plan for plan in found if inputs.fault(plan) is None]
