@@ -29,8 +29,6 @@ WINDOW = 4
 ends."""
 HALVED = 12
 """How often the range of seconds in which all layers find room is halved."""
-HALVED = 12
-"""How often the range of seconds in which all layers find room is halved."""
 LITTLE = 1e-6
 """Layers by which a stage may lack room for one."""
 _T = TypeVar("_T")
@@ -169,12 +167,16 @@ class Sketches(PlacedLayouts):
         rates = [1 / np.maximum(kind.layer, LEAST) for kind in stages]
 
         def within(level: Floats) -> Integers:
-            each = [(level - kind.fixed) * rate for kind, rate in zip(stages, rates, strict=True)]
+            each = [
+                np.where((level >= kind.fixed) & (kind.layer <= LEAST), layers, (level - kind.fixed) * rate)
+                for kind, rate in zip(stages, rates, strict=True)
+            ]
             room = np.clip(np.floor(np.min(each, axis=0) + LITTLE), 0, layers)
             return np.where(exists, room, 0).astype(np.int64)
 
         least, most = (np.max([kind.of(np.array(count)) for kind in stages], axis=0) for count in (0, layers))
         low, high = (np.where(exists, of, np.inf).min(axis=1, keepdims=True) for of in (least, most))
+        low = np.nextafter(low, -np.inf)  # no layer has room
         for _ in range(HALVED):
             middle = (low + high) / 2
             enough = within(middle).sum(axis=1, keepdims=True) >= layers

@@ -181,8 +181,9 @@ def check_start(plan: Plan, experiment: Experiment) -> None:
     samples = plan.train.samples or found.position.consumed(plan.train.iterations, plan.global_batch_size)
     with reworded(LaunchError, f"resume={plan.run}: ", of=(EngineError, TdppError)):
         order = known_order(experiment, samples)
-    prefix = experiment.data.prefix
-    _require_order(found, order, f"resume={plan.run}: data.prefix={prefix} is not as it was, so restore it: ")
+    data = experiment.data
+    which = "a corpus of data.blend" if data.blend else f"data.prefix={data.prefix}"
+    _require_order(found, order, f"resume={plan.run}: {which} is not as it was, so restore it: ")
 
 
 def _require_order(found: Checkpoint, order: Mapping[str, float], said: str) -> None:

@@ -30,7 +30,7 @@ from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import layouts
 from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.look import explore_near, explore_stages
-from fasop.search.by_stage.neighbours import Near
+from fasop.search.by_stage.neighbours import Near, Sketches
 from fasop.search.by_stage.staged_plans import SCHEDULES, StagedPlans
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds
@@ -236,6 +236,18 @@ def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> 
     assert best in [one for one in every if one.both_ends][:3]
     assert best.bound < 0.7321
     assert not nodes.near(Near(Layout((1,), (32,)), ((48,),)), order, option)  # of one stage there are none
+
+
+@pytest.mark.parametrize("free", [0, 1, 2])
+def test_balanced_layers_are_all_layers(free: int) -> None:
+    """Also where they take no time, in all stages or in some."""
+    training, kinds, choices = random_case(np.random.default_rng(1))
+    nodes = StagedPlans(training, kinds, choices, 100)
+    one, order = nodes.options[0], nodes.orders[0]
+    sketches = Sketches(nodes.many, order, nodes.names, one, nodes._work(one))
+    for kind in sketches._stages[: len(sketches._stages) if free == 2 else 1] if free else []:
+        kind.layer[:, : kind.layer.shape[1] if free == 2 else 1] = 0.0
+    assert one.blocks.alike and {sum(layers) for layers in sketches.balanced()} == {one.blocks.layers}
 
 
 @pytest.mark.parametrize(
