@@ -5,23 +5,20 @@ import numpy as np
 
 from libc.math cimport INFINITY, floor
 
+from fasop.compiled.sorting cimport sort_column
+
 
 def mean_of(
     const double[:, :] trip, const double[:, :] fixed, const double[:, :] layer, const double[:] layers, double tiny
 ):
     """What `fasop.partition.bounds.mean_of` does, whose arrays [stages, pipelines] these are, of so many `layers` of
     each pipeline."""
-    cdef Py_ssize_t column, s, other, stages = trip.shape[0], columns = trip.shape[1]
+    cdef Py_ssize_t column, s, stages = trip.shape[0], columns = trip.shape[1]
     cdef double[::1] found = np.empty(columns), weights = np.empty(stages)
     cdef Py_ssize_t[::1] order = np.empty(stages, np.intp)
     cdef double shares, paid, level, price, total, lowest
     for column in range(columns):
-        for s in range(stages):
-            other = s
-            while other > 0 and trip[order[other - 1], column] > trip[s, column]:
-                order[other] = order[other - 1]
-                other -= 1
-            order[other] = s
+        sort_column(order, trip, column)
         shares, paid, level = 0.0, 0.0, INFINITY
         for s in range(stages):
             price = 1 / max(layer[order[s], column], tiny)
@@ -108,12 +105,7 @@ def whole_of(
     cdef Py_ssize_t[::1] order = np.empty(stages, np.intp)
     cdef double amount, room, most, held, taken, following, cheapest
     for column in range(columns):
-        for stage in range(stages):
-            other = stage
-            while other > 0 and trip[order[other - 1], column] > trip[stage, column]:
-                order[other] = order[other - 1]
-                other -= 1
-            order[other] = stage
+        sort_column(order, trip, column)
         amount, cheapest = least[column], layers * trip[order[0], column]
         for level in range(levels):
             held, taken, following = 0.0, 0.0, INFINITY

@@ -6,6 +6,8 @@ import numpy as np
 from libc.math cimport INFINITY, floor
 from libc.stdlib cimport qsort
 
+from fasop.compiled.sorting cimport sort_column
+
 
 def least_sum(
     const double[:, :, :] costs, const double[:, :, :] memory, const double[:, :] room, const double[:, :, :] most,
@@ -135,12 +137,8 @@ def least_sums(
     cdef double[::1] times = np.empty(parts), first = np.empty(parts)
     cdef double most, cost, lowest_cost, shortest
     for column in range(columns):
+        sort_column(order, layer, column)
         for part in range(parts):
-            other = part
-            while other > 0 and layer[order[other - 1], column] > layer[part, column]:
-                order[other] = order[other - 1]
-                other -= 1
-            order[other] = part
             first[part] = fixed[part, column]
         most = INFINITY
         if micro_batches > 1:

@@ -7,10 +7,9 @@ import numpy as np
 from conf.schema.values.partition import Partition
 from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Floats, Integers, distinct
-from fasop.partition.heterogeneous_layers import TINY
 from fasop.partition.least_sum import amp_of_heterogeneous_layers
 from fasop.partition.local_search import least_largest
-from fasop.simulation.linear import Layers, Linear
+from fasop.simulation.linear import TINY, Layers, Linear
 from fasop.simulation.pipelines import Pipelines
 
 ROUNDING = 1e-9

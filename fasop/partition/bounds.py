@@ -14,15 +14,13 @@ from fasop.costs.schedules import passes_left
 from fasop.partition.chains import Chains, both_passes, chains_of, weighted
 from fasop.partition.heterogeneous_layers import CLOSE, in_units, least_largest_part
 from fasop.partition.local_search import Worth, bottleneck, largest_stage, least_largest
-from fasop.simulation.linear import Linear
+from fasop.simulation.linear import TINY, Linear
 from fasop.simulation.pipelines import Columns, Pipelines
 
 LEVELS = 200
 """Amounts that are looked at one after another."""
 ROUNDING = 1e-9
 """What is this near below a whole number of layers counts as one."""
-TINY = 1e-30
-"""Seconds that are none, but may divide."""
 
 
 def _freed(pipelines: Pipelines) -> Floats:

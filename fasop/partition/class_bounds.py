@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from fasop.costs.arrays import Floats, Integers
-from fasop.partition.bounds import TINY, whole_of
-from fasop.simulation.linear import Linear
+from fasop.partition.bounds import whole_of
+from fasop.simulation.linear import TINY, Linear
 
 
 @dataclass(frozen=True, kw_only=True)

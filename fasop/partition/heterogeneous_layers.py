@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Floats, Integers
-from fasop.simulation.linear import Linear
+from fasop.simulation.linear import TINY, Linear
 from fasop.simulation.pipelines import FULL, Pipelines
 
 STEPS = 40
@@ -22,8 +22,6 @@ CLOSE = 1e-7
 """The part of it that need not be halved."""
 MOST_BORDERS = 16
 """Between kinds of layers, to which cuts are moved."""
-TINY = 1e-30
-"""Seconds that are none, but may divide."""
 ROUNDING = 1e-12
 """The part of a time by which sums of the same times may differ."""
 

@@ -18,14 +18,13 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.partition.chains import both_passes, with_one_more
 from fasop.partition.climbing import climb_of
 from fasop.partition.heterogeneous_layers import (
-    TINY,
     cuts_elsewhere,
     fitting,
     gains,
     least_largest_part,
     passes_with_one_more,
 )
-from fasop.simulation.linear import Linear
+from fasop.simulation.linear import TINY, Linear
 from fasop.simulation.pipelines import Pipelines
 
 FEW = 2000
@@ -108,7 +107,7 @@ def shortest(
 ) -> tuple[Integers, Floats]:
     """The partitions with the shortest iterations, and their seconds: of all where they are few, else `improved`."""
     parts = pipelines.parts_count
-    if math.comb(layers + parts - 1, layers) <= FEW:
+    if partition_count(layers, parts) <= FEW:
         return exhaustive(pipelines, layers)
     return (improved if pipelines.order is None else improved_by_cuts)(pipelines, begin, worth, least)
 
@@ -141,13 +140,18 @@ def improved_by_cuts(
     return found, times
 
 
+def partition_count(layers: int, parts: int) -> int:
+    """How many ways there are to share out so many layers in a row."""
+    return math.comb(layers + parts - 1, layers)
+
+
 def exhaustive(pipelines: Pipelines, layers: int) -> tuple[Integers, Floats]:
     """The best of all partitions that fit, each simulated, and their seconds; for few parts. All must be `feasible`."""
     parts, many = pipelines.parts_count, len(pipelines)
     found, times = np.zeros((parts, many), np.int64), np.full(many, np.inf)
     every = combinations(range(layers + parts - 1), parts - 1)
     while bars := list(islice(every, max(1, CELLS // (parts * many)))):
-        table = _between_bars(np.array(bars, np.int64).reshape(len(bars), -1), layers)
+        table = between_bars(np.array(bars, np.int64).reshape(len(bars), -1), layers)
         lines = pipelines.take(np.repeat(np.arange(many), len(bars)))
         columns = np.tile(table, (1, many))
         seconds = np.where(lines.fits(columns), lines.iteration(columns), np.inf).reshape(many, -1)
@@ -158,7 +162,7 @@ def exhaustive(pipelines: Pipelines, layers: int) -> tuple[Integers, Floats]:
     return found, times
 
 
-def _between_bars(bars: Integers, layers: int) -> Integers:
+def between_bars(bars: Integers, layers: int) -> Integers:
     """[parts, partitions]: of layers in a row, those between the bars whose places are given."""
     first = np.full((len(bars), 1), -1)
     last = np.full((len(bars), 1), layers + bars.shape[1])

@@ -6,7 +6,6 @@ Work is counted, not timed, so that the same search says the same everywhere.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Hashable, Sequence
 from itertools import count
 
@@ -16,7 +15,7 @@ from fasop.costs.training import Training
 from fasop.partition.baselines import start
 from fasop.partition.dominance import fingerprints
 from fasop.partition.exact import proved
-from fasop.partition.local_search import exhaustive
+from fasop.partition.local_search import exhaustive, partition_count
 from fasop.partition.possible_stages import PossibleStages
 from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.order_search import Bounded
@@ -170,8 +169,8 @@ def _quick(one: Bounded) -> bool:
 
 def _passes_of_all(one: Candidates) -> int:
     """Count the passes of a simulation of all partitions, which says exactly how fast the best one is."""
-    parts, layers = one.pipelines.parts_count, one.layers
-    return math.comb(layers + parts - 1, layers) * parts * one.pipelines.micro_batches
+    parts = one.pipelines.parts_count
+    return partition_count(one.layers, parts) * parts * one.pipelines.micro_batches
 
 
 def _by_whole_layers(one: Candidates, least: float, enough: float) -> tuple[float, int]:

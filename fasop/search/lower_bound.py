@@ -25,10 +25,10 @@ from fasop.costs.shared_layers import layer_numbers
 from fasop.costs.sizes import kind_parameters
 from fasop.costs.training import Training
 from fasop.frozen import replace
-from fasop.partition.bounds import TINY
 from fasop.partition.class_bounds import Classes, in_parts, in_whole, largest, reach, suffix_min
 from fasop.partition.local_search import Worth
 from fasop.search.least_exchange import LinkBounds, of_any_stage
+from fasop.simulation.linear import TINY
 from fasop.simulation.nodes import Nodes, step_s_per_parameter, times_on
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.parallel_config import Recompute, Schedule

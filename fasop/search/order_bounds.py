@@ -20,9 +20,9 @@ from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.hardware import NodeKind
 from fasop.costs.network.link_table import has_pairs
 from fasop.costs.training import Training
-from fasop.partition.bounds import ROUNDING, TINY, never_less_until_summed
+from fasop.partition.bounds import ROUNDING, never_less_until_summed
 from fasop.partition.chains import chains_of
-from fasop.simulation.linear import Linear
+from fasop.simulation.linear import TINY, Linear
 from fasop.simulation.nodes import Nodes
 from fasop.simulation.on_nodes import on_nodes
 from fasop.simulation.pipelines import Pipelines

@@ -15,6 +15,8 @@ from fasop.costs.arrays import Floats, Integers
 
 Layers = Integers | Floats
 """Partitions: whole numbers, but in a bound also parts of layers."""
+TINY = 1e-30
+"""Seconds that are none, but may divide."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from fasop.costs.memory.stages import stage_memory
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.partition.exact import proved_of_paths
+from fasop.partition.local_search import between_bars, partition_count
 from fasop.partition.possible_stages import PossibleStages
 from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
 from fasop.search.by_stage.layout_batch import UnlikeReplicas
@@ -264,15 +265,13 @@ class Candidate:
 
     @property
     def few(self) -> bool:
-        layers, stages = self._blocks.layers, self._layout.stages
-        return math.comb(layers + stages - 1, layers) <= FEW
+        return partition_count(self._blocks.layers, self._layout.stages) <= FEW
 
     def every(self) -> Integers:
         """[stages, partitions]: all."""
         layers, stages = self._blocks.layers, self._layout.stages
-        bars = np.array([*combinations(range(layers + stages - 1), stages - 1)], np.int64).reshape(-1, stages - 1)
-        ends = np.full((len(bars), 1), layers + stages - 1)
-        return np.diff(np.hstack([np.full((len(bars), 1), -1), bars, ends])).T - 1
+        bars = [*combinations(range(layers + stages - 1), stages - 1)]
+        return between_bars(np.array(bars, np.int64).reshape(len(bars), -1), layers)
 
     def balanced(self) -> Integers:
         """[stages, 1]: stages take as long as each other for all their micro-batches, as nearly as whole layers allow;

@@ -126,8 +126,8 @@ class PlacedLayouts:
                 each if way.sums else until_returned(schedule, self._layouts.lag, each, first=number == 0)
                 for each in (batches, fewest)
             )
-            own = largest_present(own, batches * kind.forward + back * kind.backward, kind.present)
-            hidden = largest_present(hidden, filling(schedule) * kind.backward, kind.present)
+            own = _largest_present(own, batches * kind.forward + back * kind.backward, kind.present)
+            hidden = _largest_present(hidden, filling(schedule) * kind.backward, kind.present)
             ends = _smallest(ends, fewest * kind.ends[0] + least_back * kind.ends[1], kind.present)
         trip = self._trip([(kind.forward, kind.backward) for kind in costs], costs, way.back)
         embedding = self._trip([kind.embedding for kind in costs], costs, way.back)
@@ -382,7 +382,7 @@ class PlacedLayouts:
         return self._kept("ending", one.gradient_bytes, lambda every: every._links.embedding(one))
 
 
-def largest_present(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
+def _largest_present(found: Floats, seconds: Floats, present: NDArray[np.bool_]) -> Floats:
     return np.maximum(found, np.where(present, seconds, 0.0))
 
 

@@ -54,9 +54,10 @@ SKETCHED = 20
 """Work that it takes to say about how long a layout takes."""
 PROBED, TRIED = 3, 1
 """How many layouts near a plan are replayed with the layers that seem to be good for them, and how many of those that
-were are searched, before others have their turn: of each group (`_group`)."""
+were are searched, before others have their turn: of each group."""
 GROUPS = (True, True), (True, False), (False, True), (False, False)
-"""What `_group` says of layouts, in the order of their turns."""
+"""In the order of their turns: layouts that differ in both ends from the plan that they are near, or not, and that have
+its tensor sizes alone, or not."""
 WIDER = 1.001
 """Times its seconds: as if a plan took so much longer each time that it had its turn."""
 NEAR = 1.2
@@ -258,22 +259,19 @@ class _Search:
             for number in nodes.other_micro_batches(place.layout, place.number):
                 if (other := place._replace(number=number)) not in self.searched:
                     self.search(other, [begin.layers])
-        every = nodes.near(Near(place.layout, (begin.layers,)), place.order, place.number)
+        every = nodes.near(place.layout, begin.layers, place.order, place.number)
         self.work += SKETCHED * len(every)
+        own, groups = {*place.layout.tensors}, {group: list[Near]() for group in GROUPS}
+        for one in every:
+            groups[one.both_ends, own.issuperset(one.layout.tensors)].append(one)
 
-        def some(group: tuple[bool, bool]) -> Iterator[tuple[_Place, Near]]:
-            for one in every:
+        def unseen(group: Sequence[Near]) -> Iterator[tuple[_Place, Near]]:
+            for one in group:
                 where = place._replace(layout=one.layout)
-                known = where in self.searched or where in self._built
-                if _group(one, place.layout) == group and one.bound <= self.closing.fastest and not known:
+                if one.bound <= self.closing.fastest and where not in self.searched and where not in self._built:
                     yield where, one
 
-        return tuple(_Rest(some(group), []) for group in GROUPS)
-
-
-def _group(one: Near, begin: Layout) -> tuple[bool, bool]:
-    """Whether a layout near another differs from it in both ends, and whether it has its tensor sizes alone."""
-    return one.both_ends, {*one.layout.tensors} <= {*begin.tensors}
+        return tuple(_Rest(unseen(group), []) for group in groups.values())
 
 
 def why_not(training: Training, kinds: Sequence[NodeKind], choices: Choices, effort: Effort) -> str | None:

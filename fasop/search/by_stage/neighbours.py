@@ -56,12 +56,11 @@ class _Change(NamedTuple):
     layers: tuple[int, ...]
 
 
-def near(begin: Near, tensors: Sequence[int], most: int) -> list[Near]:
+def near(begin: Layout, layers: Sequence[int], tensors: Sequence[int], most: int) -> list[Near]:
     """List the layouts of at most so many stages, not all alike, that differ from one in stages that follow each other,
-    in whose place others are, all alike, or two; or in both ends, which are each other's mirror
-    image, or of which one gets GPUs from the other."""
-    (layers,) = begin.partitions
-    stages = tuple(zip(begin.layout.tensors, begin.layout.replicas, strict=True))
+    in whose place others are, all alike, or two; or in both ends, which are each other's mirror image, or of which one
+    gets GPUs from the other. Each has the `layers` of that one where they are."""
+    layers, stages = tuple(layers), tuple(zip(begin.tensors, begin.replicas, strict=True))
     found: dict[Stages, tuple[tuple[int, ...], bool]] = {}
     starts: dict[tuple[int, Stages], _Change] = {}
     every = [*_changes(stages, layers, tensors)]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.schema.values.partition import Shares
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
@@ -124,9 +124,9 @@ class StagedPlans:
         """[layouts]: replicas of a stage, at most."""
         return (self.many.replicas * self.many.exists).max(axis=1).tolist()
 
-    def near(self, begin: Near, order: int, option: int) -> list[Near]:
-        """Layouts near one, those first that seem to be the fastest, with a bound of each."""
-        one, nodes, found = self.options[option], self.orders[order], near(begin, self.tensors, self._stages)
+    def near(self, begin: Layout, layers: Sequence[int], order: int, option: int) -> list[Near]:
+        """Layouts near one with such layers, those first that seem to be the fastest, with a bound of each."""
+        one, nodes, found = self.options[option], self.orders[order], near(begin, layers, self.tensors, self._stages)
         parallel = one.parallel
         most = min(parallel.global_batch_size // parallel.micro_batch_size, MOST_REPLICAS)
         found = [some for some in found if self._tries(some.layout) and max(some.layout.replicas) <= most]
@@ -142,8 +142,8 @@ class StagedPlans:
             every = [(*own, balanced) for own, balanced in zip(every, sketches.balanced(), strict=True)]
         seconds = np.array([sketches.seconds(some) for some in zip(*every, strict=True)])
         bounds = sketches.trip_seconds(one, work)[int(parallel.sharded_optimizer)]
-        ranks = [_ranks(seconds[0]), _ranks(seconds.min(axis=0) * bounds)]
-        promising = np.argsort(np.min(ranks, axis=0), kind="stable").tolist()
+        ranks = np.argsort(np.argsort([seconds[0], seconds.min(axis=0) * bounds], axis=1, kind="stable"), axis=1)
+        promising = np.argsort(ranks.min(axis=0), kind="stable").tolist()
         return [found[row]._replace(partitions=every[row], bound=float(bounds[row])) for row in promising]
 
     def other_micro_batches(self, layout: Layout, option: int) -> list[int]:
@@ -201,13 +201,6 @@ class StagedPlans:
             shares=shares,
         )
         return Candidate(replace(one, parallel=staged), self.orders[order], self._work(one), self.names)
-
-
-def _ranks(values: Floats) -> Integers:
-    """The place of each, from the least on."""
-    found = np.empty(len(values), np.int64)
-    found[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return found
 
 
 def _more(parallel: Parallelism, size: int) -> int:

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers, rolled
-from fasop.partition.bounds import TINY
 from fasop.search.by_stage.bounds import Beside
 from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.simulation.linear import TINY
 from megatron_ext.contract.parallel_config import Schedule
 
 

@@ -30,7 +30,7 @@ from fasop.search.by_stage.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.layouts import layouts
 from fasop.search.by_stage.longest_paths import LongestPaths
 from fasop.search.by_stage.look import explore_near, explore_stages
-from fasop.search.by_stage.neighbours import Near, Sketches
+from fasop.search.by_stage.neighbours import Sketches
 from fasop.search.by_stage.staged_plans import SCHEDULES, StagedPlans
 from fasop.search.inputs import read
 from fasop.search.lower_bound import LowerBounds
@@ -218,13 +218,13 @@ def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> 
     """The best plan of the seed's cluster differs in both ends from the best one with equal stages."""
     inputs = read(["experiment=seed_a100x1_a10x7", "train.precision=fp16", "parallel.schedule=zb_h1"])
     nodes = StagedPlans(inputs.training, inputs.kinds, inputs.choices, 2500)
-    begin = Near(Layout((1,) * 16, (2,) * 16), ((4, 4, *[3] * 13, 1),))
+    begin = Layout((1,) * 16, (2,) * 16)
     option = next(number for number, one in enumerate(nodes.options) if one.parallel.micro_batch_size == 1)
     order = next(number for number, one in enumerate(nodes.orders) if one[0].name == "hgx")
-    every = nodes.near(begin, order, option)
+    every = nodes.near(begin, (4, 4, *[3] * 13, 1), order, option)
     layouts = [one.layout for one in every]
     assert len({*layouts}) == len(every) > 300
-    assert begin.layout not in layouts
+    assert begin not in layouts
     assert LayoutBatch.of(layouts).inside_nodes([4] * 8).all()
     for layout, partitions, _, bound in every:
         assert bound > 0
@@ -235,7 +235,7 @@ def test_layouts_near_one_have_its_gpus_and_layers_and_the_fastest_seem_so() -> 
     best = next(one for one in every if one.layout == Layout((1,) * 18, (1, 1, *[2] * 14, 1, 1)))
     assert best in [one for one in every if one.both_ends][:3]
     assert best.bound < 0.7321
-    assert not nodes.near(Near(Layout((1,), (32,)), ((48,),)), order, option)  # of one stage there are none
+    assert not nodes.near(Layout((1,), (32,)), (48,), order, option)  # of one stage there are none
 
 
 @pytest.mark.parametrize("free", [0, 1, 2])
