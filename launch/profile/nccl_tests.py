@@ -7,10 +7,11 @@ lines of others between its own, and what mpirun and Slurm write before each lin
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 from conf.compose import compose_unchecked, to_object
@@ -35,6 +36,8 @@ PROGRAMS = {
     "sendrecv_perf": Operation.send_recv,
     "alltoall_perf": Operation.alltoall,
 }
+OUT_OF_PLACE = ("sendrecv_perf", "alltoall_perf")
+"""In place these receive into what they send."""
 _PROGRAM = re.compile(r"(\w+?_perf)(?:_mpi)?\b")
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 _BEGIN = re.compile(r"#\s*nThreads?:?\s+\d+\s")
@@ -71,7 +74,8 @@ class Run:
 
     program: str | None
     places: dict[int, Place] = field(default_factory=dict)
-    us_by_bytes: dict[int, float] = field(default_factory=dict)
+    times: dict[str | None, defaultdict[int, list[float]]] = field(default_factory=dict)
+    """Microseconds by operation of a reduction and bytes: of several cycles or types a size has several."""
     ratios: list[float] = field(default_factory=list)
     """Bus bandwidths, in algorithm bandwidths."""
     wrong: int = 0
@@ -98,7 +102,7 @@ def main(arguments: Arguments, comment: str) -> int:
             f"nccl_tests={arguments.nccl_tests[0]}: measured on {device} and on {', '.join(others)}; a profile is of "
             f"one type of GPU: give each type its own files and profile=NAME"
         )
-    times = {one.times.name: one.times for one in measured}
+    times = _once(arguments.nccl_tests, [one.times for one in measured])
     gpu, known = _begun_with(arguments, device)
     profile = LayerProfile(gpu=gpu.name, source=SOURCE, collectives=[*times.values()])
     if known is not None:
@@ -112,6 +116,25 @@ def main(arguments: Arguments, comment: str) -> int:
     remark(*(f"{arguments.profile}: {doubt}" for doubt in profile_doubts(profile)))
     print(f"written: {profile_path(arguments.profile)}; cluster.gpus.<key>.profile={arguments.profile} uses it")
     return 0
+
+
+def _once(files: Sequence[Path], measured: Iterable[CollectiveTimes]) -> dict[str, CollectiveTimes]:
+    """Each collective by its name; a size that several files have gets the median of its times."""
+    by_name: dict[str, CollectiveTimes] = {}
+    times: defaultdict[str, defaultdict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in measured:
+        if by_name.setdefault(one.name, one).sharing != one.sharing:
+            raise LaunchError(
+                f"nccl_tests={','.join(map(str, files))}: {one.name} was measured with {by_name[one.name].sharing} and "
+                f"with {one.sharing} such groups at once (NCCL_TESTS_SPLIT); leave one out: a profile has one of them"
+            )
+        for size, us in one.us_by_bytes.items():
+            times[one.name][size].append(us)
+    return {name: replace(one, us_by_bytes=_medians(times[name])) for name, one in by_name.items()}
+
+
+def _medians(times: dict[int, list[float]]) -> dict[int, float]:
+    return {size: rounded(median(every)) for size, every in sorted(times.items())}
 
 
 def _begun_with(arguments: Arguments, device: str) -> tuple[Gpu, LayerProfile | None]:
@@ -140,7 +163,7 @@ def read(file: Path) -> list[Measured]:
     """All runs in a file. Raises LaunchError: it cannot be read, or has none."""
     with reworded(LaunchError, f"nccl_tests={file} cannot be read: "):
         text = file.read_text(encoding="utf-8", errors="replace")
-    runs = [run for run in runs_in(text.splitlines(), file.name) if run.us_by_bytes]
+    runs = [run for run in runs_in(text.splitlines(), file.name) if run.times]
     if not runs:
         raise LaunchError(
             f"nccl_tests={file}: no line of it has a size, a count, a type and the times of nccl-tests; give the text "
@@ -156,7 +179,7 @@ def runs_in(lines: Sequence[str], name: str) -> Iterator[Run]:
     for line in lines:
         if named := _PROGRAM.search(line):
             program = named[1]
-            if not run.us_by_bytes:
+            if not run.times:
                 run.program = program
         if _BEGIN.search(line):
             yield run
@@ -166,19 +189,18 @@ def runs_in(lines: Sequence[str], name: str) -> Iterator[Run]:
         elif _OF_CPU.search(line):
             run.of_cpu = True
         elif "#" not in line and (found := _LINE.search(f" {line}")):
-            _add(run, int(found[1]), found[6].split())
+            _add(run, int(found[1]), found[4], found[6].split())
     yield run
 
 
-def _add(run: Run, size: int, columns: Sequence[str]) -> None:
+def _add(run: Run, size: int, reduction: str | None, columns: Sequence[str]) -> None:
     """Adds a line's time: in place, as training does it, unless that means nothing for the operation."""
     ways = [columns[start : start + 4] for start in (0, len(columns) // 2)]
     times = [(float(way[0]), way) for way in ways if _NUMBER.fullmatch(way[0]) and float(way[0]) > 0]
-    valid = [one for one in times if one[1][3] != "N/A"] or times
-    if size == 0 or not valid:
+    if size == 0 or not times:
         return
-    us, way = valid[-1]
-    run.us_by_bytes[size] = us
+    us, way = times[0 if run.program in OUT_OF_PLACE else -1]
+    run.times.setdefault(reduction, defaultdict(list))[size].append(us)
     run.wrong += sum(int(float(way[3])) for _, way in times if _NUMBER.fullmatch(way[3]))
     if float(way[1]) >= CLEAR:
         run.ratios.append(float(way[2]) / float(way[1]))
@@ -217,7 +239,7 @@ def _measured(file: Path, run: Run) -> Measured:
     hosts = {(place.group, place.host) for place in run.places.values()}
     nodes = max(Counter(group for group, _ in hosts).values())
     sharing = max(Counter(host for _, host in hosts).values()) if nodes > 1 else 1
-    times = {size: rounded(us) for size, us in sorted(run.us_by_bytes.items())}
+    times = _medians(run.times.get("sum") or next(iter(run.times.values())))  # gradients are summed
     return Measured(
         times=CollectiveTimes(operation=operation, ranks=ranks, nodes=nodes, sharing=sharing, us_by_bytes=times),
         gpu=next(iter(run.places.values())).gpu,

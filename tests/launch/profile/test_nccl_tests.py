@@ -52,6 +52,7 @@ ALL_REDUCE = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "a10.yaml").write_text((Path(profiles.__file__).parents[2] / "profiles" / "a10.yaml").read_text())
     monkeypatch.setattr(profiles, "FOLDER", tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -154,7 +155,6 @@ def test_what_cannot_be_used_is_refused_with_the_way_out(tmp_path: Path, name: s
 def test_the_gpus_profile_of_the_cluster_gets_them_and_a_search_uses_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "a10.yaml").write_text((Path(profiles.__file__).parents[2] / "profiles" / "a10.yaml").read_text())
     (folder / "all_reduce.log").write_text(BEGIN + eight(hosts=("a", "b")) + COLUMNS + ALL_REDUCE.replace("66.", "7."))
     words = ["nccl_tests=all_reduce.log", "cluster=a10x8", "profile=mine.yaml"]
     assert main(["profile", *words]) == 1
@@ -172,3 +172,38 @@ def test_the_gpus_profile_of_the_cluster_gets_them_and_a_search_uses_it(
     capsys.readouterr()
     assert main(["profile", "nccl_tests=sendrecv.log", "profile=other.yaml", "cluster=p100x2"]) == 1
     assert "measured on NVIDIA A10, but cluster=p100x2 has P100-16GB" in capsys.readouterr().err
+
+
+def test_sums_count_of_all_reductions_and_of_a_size_that_was_measured_again_the_median(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`-o all -d all -N 3` print a size several times; products with a factor take longer than the sums of training."""
+    again = "".join(
+        ALL_REDUCE.replace("27.49", us).replace("float", kind) for us, kind in (("27.9", "int8"), ("99", "half"))
+    )
+    others = ALL_REDUCE.replace("sum", "mulsum").replace("27.49", "51.0")
+    text = BEGIN + eight() + COLUMNS + others + ALL_REDUCE + again + others
+    (folder / "all_reduce.log").write_text(text)
+    ((times, _),) = read(folder / "all_reduce.log")
+    assert times.us_by_bytes == {1048576: 27.9, 16777216: 120.5}
+    (folder / "all_reduce_2.log").write_text(BEGIN + eight() + COLUMNS + ALL_REDUCE.replace("27.49", "29.9"))
+    words = ["profile", "cluster=a10x8", "profile=mine.yaml"]
+    assert main([*words, "nccl_tests=all_reduce.log,all_reduce_2.log"]) == 0
+    assert read_profile("mine.yaml").collectives[0].us_by_bytes == {1048576: 28.9, 16777216: 120.5}
+    (folder / "sendrecv.log").write_text(BEGIN + TWO_NODES + COLUMNS + SEND_RECV)
+    (folder / "sendrecv_2.log").write_text(
+        BEGIN + TWO_NODES + TWO_NODES.replace("Rank  ", "Rank 1").replace("Group  0", "Group  1") + COLUMNS + SEND_RECV
+    )
+    capsys.readouterr()
+    assert main([*words, "overwrite=true", "nccl_tests=sendrecv.log,sendrecv_2.log"]) == 1
+    assert (
+        "send_recv of 2 ranks on 2 nodes was measured with 1 and with 2 such groups at once" in capsys.readouterr().err
+    )
+
+
+def test_messages_that_were_not_checked_are_read_out_of_place_too(tmp_path: Path) -> None:
+    """`-c 0`: neither side has a count of wrong values."""
+    file = tmp_path / "sendrecv.log"
+    file.write_text(BEGIN + TWO_NODES + COLUMNS + SEND_RECV.replace("  0  ", "  N/A  "))
+    ((times, _),) = read(file)
+    assert times.us_by_bytes == {256: 34.24, 8192: 31.76, 67108864: 5600.0}
