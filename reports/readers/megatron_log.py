@@ -93,7 +93,7 @@ def read(path: Path, given: Sizes) -> tuple[Record, Timeline]:
         memory={rank: mib for file in files for rank, mib in file.log.memory.items()},
     )
     if plan.global_batch_size and plan.model.sequence_length:
-        log = log.with_tokens(plan.global_batch_size * plan.model.sequence_length)
+        log = log.with_tokens(plan.model.sequence_length, plan.global_batch_size)
     record = Record(
         name=f"{path.parent.name}/{path.stem}".lstrip("/") if path.is_file() else path.name,
         log=path,

@@ -173,14 +173,25 @@ class UpstreamLog:
     notes: tuple[str, ...] = ()
     """What could not be read of iterations, a sentence each."""
 
-    def with_tokens(self, tokens_per_iteration: int) -> UpstreamLog:
-        """The same with `tokens_per_s`, which follows from the tokens of an iteration."""
+    def with_tokens(self, tokens_per_sample: int, global_batch_size: int) -> UpstreamLog:
+        """The same with `tokens_per_s`, which follows from the samples since the line before: the batch may grow while
+        it trains. `global_batch_size` counts where lines do not say how many samples were consumed."""
+        each = [_batch(before, line) or global_batch_size for before, line in pairwise(self.metrics)]
+        batches = [*(each[:1] or [global_batch_size]), *each]  # the first line's run may have begun at a checkpoint
 
-        def with_rate(line: Mapping[str, Any]) -> Mapping[str, Any]:
+        def with_rate(line: Mapping[str, Any], samples: float) -> Mapping[str, Any]:
             elapsed_ms = line["elapsed_ms"]
-            return {**line, "tokens_per_s": tokens_per_iteration / elapsed_ms * 1e3} if elapsed_ms > 0 else line
+            return {**line, "tokens_per_s": samples * tokens_per_sample / elapsed_ms * 1e3} if elapsed_ms > 0 else line
 
-        return replace(self, metrics=tuple(map(with_rate, self.metrics)))
+        return replace(self, metrics=tuple(map(with_rate, self.metrics, batches)))
+
+
+def _batch(before: Mapping[str, Any], line: Mapping[str, Any]) -> float | None:
+    """Samples of each iteration from one line to the next; None where they do not say it."""
+    first, last = before.get("consumed_samples"), line.get("consumed_samples")
+    if first is None or last is None or last <= first:
+        return None
+    return float((last - first) / (line["iteration"] - before["iteration"]))
 
 
 def parse(lines: Iterable[str]) -> UpstreamLog:

@@ -36,7 +36,7 @@ LOG = SET_UP + block(1, 10.9, 4000) + MEMORY + block(10, 9.5, 500) + block(20, 8
 
 
 def test_every_logged_iteration_is_there_as_in_metrics_jsonl() -> None:
-    metrics = parse(LOG.splitlines()).with_tokens(4096).metrics
+    metrics = parse(LOG.splitlines()).with_tokens(1024, 4).metrics
     assert [line["iteration"] for line in metrics] == [1, 10, 20, 30]
     assert {key: metrics[2][key] for key in ("loss", "elapsed_ms", "grad_norm", "tflops_per_rank", "tokens_per_s")} == {
         "loss": 8.25,
@@ -45,6 +45,19 @@ def test_every_logged_iteration_is_there_as_in_metrics_jsonl() -> None:
         "tflops_per_rank": 31.4,
         "tokens_per_s": 10240.0,
     }
+
+
+def test_tokens_a_second_are_those_of_the_batch_that_a_line_had_while_it_grew() -> None:
+    """`--rampup-batch-size 4 8 …`; the run went on from a checkpoint, so that its first line tells of no batch."""
+    steps = ((10, 100, 100.0), (20, 140, 200.0), (30, 260, 600.0))
+    lines = [
+        block(iteration, 9.5, elapsed).replace(f"samples: {iteration * 4:12d}", f"samples: {samples:12d}")
+        for iteration, samples, elapsed in steps
+    ]
+    rates = [line["tokens_per_s"] for line in parse("".join(lines).splitlines()).with_tokens(1024, 12).metrics]
+    assert rates == [40960.0, 20480.0, 20480.0]
+    uncounted = [line.replace("consumed samples", "shown samples") for line in lines]
+    assert parse(uncounted[0].splitlines()).with_tokens(1024, 12).metrics[0]["tokens_per_s"] == 122880.0
 
 
 def test_timers_are_medians_after_the_first_block_and_without_the_set_up() -> None:
