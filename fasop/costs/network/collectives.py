@@ -2,8 +2,9 @@
 
 Between two measured sizes the logarithm of the time is a monotone cubic in the logarithm of the size (Fritsch and
 Carlson 1980, slopes as Brodlie's); below the smallest size times stay, above the largest one they grow in proportion.
-Between two numbers of ranks the logarithm of the time is linear in that of the number; beyond them each step of the
-ring takes as long as with the nearest one.
+Beyond the measured numbers of ranks each step of the ring takes as long as with the nearest one; between two of them,
+where each says so what the time would be, the logarithm of the time goes over from one to the other, linear in that of
+the number. So a ring is met exactly, and others follow what was measured at both ends.
 
 All else is linear in the bytes (`fasop.costs.network.links`), so a measured collective is given as the link whose ring
 takes exactly as long for the size that a plan sends, and grows with the size as the measured times do there.
@@ -113,7 +114,8 @@ class Collectives:
             return _link(exchange._replace(ranks=low), *_parts(known[low], exchange, on_node, alone))
         part = math.log(exchange.ranks / low) / math.log(high / low)
         (fixed, growing), (more_fixed, more_growing) = (
-            _parts(known[number], exchange, on_node, alone) for number in (low, high)
+            _times(exchange, _link(exchange._replace(ranks=number), *_parts(known[number], exchange, on_node, alone)))
+            for number in (low, high)
         )
         few, many = fixed + growing, more_fixed + more_growing
         growth = (1 - part) * growing / few + part * more_growing / many
@@ -135,3 +137,9 @@ def _link(exchange: Exchange, fixed: float, growing: float) -> Link[float]:
     """The link on which a ring of so many ranks takes these seconds."""
     steps, share = exchange.steps
     return Link(latency_s=fixed / steps, s_per_byte=growing / (steps * share * exchange.bytes))
+
+
+def _times(exchange: Exchange, link: Link[float]) -> tuple[float, float]:
+    """Seconds of a ring on this link that it takes in any case, and that grow with the bytes."""
+    steps, share = exchange.steps
+    return link.latency_s * steps, link.s_per_byte * steps * share * exchange.bytes
