@@ -14,14 +14,14 @@ import sys
 
 import numpy as np
 
-from fasop.search.by_stage.bounds import Work, sized
+from fasop.search.bounds.lower_bound import LowerBounds
+from fasop.search.by_stage.bounds.chains import Work, sized
+from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
+from fasop.search.by_stage.bounds.layout_bounds import PlacedLayouts
 from fasop.search.by_stage.candidate import Candidate
 from fasop.search.by_stage.closing import BOXES
-from fasop.search.by_stage.layout_batch import LayoutBatch
-from fasop.search.by_stage.layout_bounds import PlacedLayouts
-from fasop.search.lower_bound import LowerBounds
-from tests.fasop.search.by_stage.test_look import fastest, small_case
 from tests.support.fasop.random_clusters import NETWORKS
+from tests.support.fasop.staged_plans import fastest, small_case
 
 LAYOUTS = 8
 """Plans but for their partition, of each cluster."""

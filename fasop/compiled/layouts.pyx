@@ -16,7 +16,7 @@ def chains_of_rows(
     const long[:, :] lag, left, const double[:, :] forward, const double[:, :] backward,
     const double[:, :, :] embedding, const double[:, :, :] head, int count, double share, double far,
 ):
-    """What `fasop.search.by_stage.layout_bounds` does in `PlacedLayouts._chain_of_trip`, layout by layout.
+    """What `fasop.search.by_stage.bounds.layout_bounds` does in `PlacedLayouts._chain_of_trip`, layout by layout.
 
     Args:
         rows: the numbers of the layouts that are wanted.
@@ -96,7 +96,7 @@ def shortest_trip(
     const double[:, ::1] returned, const double[:, ::1] pair, const double[:, ::1] turned,
     const double[:, ::1] crossed, const double[:, ::1] trips, const double[:, :, ::1] rounds,
 ):
-    """What `fasop.search.by_stage.whole_layers.StageTables.shortest_trip` does, whose tables these are."""
+    """What `fasop.search.by_stage.bounds.whole_layers.StageTables.shortest_trip` does, whose tables these are."""
     cdef Py_ssize_t stages = allowed.shape[0], whole = allowed.shape[1], stage, layers, own, before
     cdef double[:, :, ::1] ways = np.full((2, 4, whole), INFINITY)
     cdef double[:, ::1] later = np.full((stages + 1, whole), INFINITY), near = np.zeros((stages, whole))

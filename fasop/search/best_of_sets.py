@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.inputs import Inputs
-from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan, by_time
 from fasop.search.search import GAIN, explore
 from fasop.search.space.candidates import Space

@@ -17,11 +17,11 @@ from fasop.partition.dominance import fingerprints
 from fasop.partition.exact import proved
 from fasop.partition.local_search import exhaustive, partition_count
 from fasop.partition.possible_stages import PossibleStages
-from fasop.search.order_bounds import OrderBounds, known
+from fasop.search.bounds.order_bounds import OrderBounds, known
+from fasop.search.bounds.whole_chains import WholeChains
 from fasop.search.order_search import Bounded
 from fasop.search.search import ShowProgress, no_progress
 from fasop.search.space.candidates import Candidates, Space
-from fasop.search.whole_chains import WholeChains
 from fasop.simulation.nodes import Nodes
 from megatron_ext.contract.parallel_config import Recompute
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fasop.costs.hardware import NodeKind
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.inputs import Inputs, by_memory, offloading, scattering
-from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector
 from fasop.search.space import node_sets

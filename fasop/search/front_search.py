@@ -10,6 +10,7 @@ import numpy as np
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.search.arguments import Arguments, First
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.common_steps import (
     Outcome,
     by_set,
@@ -27,7 +28,6 @@ from fasop.search.findings.idle_gpus import notes
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.front import COST, ENERGY, Expense, Front, Limits, check_known, nothing_within
 from fasop.search.inputs import Inputs
-from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.search.progress import bar
 from fasop.search.search import Best, Coverage, explore, look_beside

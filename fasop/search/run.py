@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.common_steps import (
     WORTH,
     Outcome,
@@ -28,7 +29,6 @@ from fasop.search.findings import words
 from fasop.search.findings.idle_gpus import idle, left, notes, within
 from fasop.search.findings.no_plan import why_no_plan
 from fasop.search.inputs import Inputs
-from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan, by_time
 from fasop.search.progress import bar
 from fasop.search.proof import has_boxes, prove

@@ -17,8 +17,8 @@ from launch.control import stop
 from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine.slurm_commands import comment_of
-from tests.launch.judge.test_verdict import Case
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP
+from tests.support.launch.run_folders import Case
 from tests.support.ordinary_user import DAEMON, NOBODY, only_root_is_two_users, open_to_others, run_by
 from tests.support.slurm.cluster import Cluster
 from tests.support.slurm.seed import NODES, SMALL, endless, ids, occupied

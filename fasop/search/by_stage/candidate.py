@@ -20,11 +20,11 @@ from fasop.frozen import replace
 from fasop.partition.exact import proved_of_paths
 from fasop.partition.local_search import between_bars, partition_count
 from fasop.partition.possible_stages import PossibleStages
-from fasop.search.by_stage.bounds import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
-from fasop.search.by_stage.layout_batch import UnlikeReplicas
-from fasop.search.by_stage.longest_paths import LongestPaths
-from fasop.search.by_stage.unlike_layers import chains_of_layout
-from fasop.search.by_stage.whole_layers import StageTables
+from fasop.search.by_stage.bounds.chains import Chains, TripBound, Work, least, least_trip, left, until_returned, ways
+from fasop.search.by_stage.bounds.layout_batch import UnlikeReplicas
+from fasop.search.by_stage.bounds.longest_paths import LongestPaths
+from fasop.search.by_stage.bounds.unlike_layers import chains_of_layout
+from fasop.search.by_stage.bounds.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines

@@ -18,9 +18,9 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.memory.amounts import GIB
 from fasop.costs.parallelism import Parallelism
-from fasop.search.by_stage.bounds import FAR
-from fasop.search.by_stage.whole_layers import StageTables
-from fasop.search.lower_bound import LowerBounds
+from fasop.search.bounds.lower_bound import LowerBounds
+from fasop.search.by_stage.bounds.chains import FAR
+from fasop.search.by_stage.bounds.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.memory_of_stages import HeldOnKind, held_on_kinds
 from fasop.simulation.predict import predict_plan

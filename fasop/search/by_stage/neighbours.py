@@ -12,9 +12,9 @@ import numpy as np
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
-from fasop.search.by_stage.bounds import LEAST, Work
-from fasop.search.by_stage.layout_batch import LayoutBatch
-from fasop.search.by_stage.layout_bounds import PlacedLayouts
+from fasop.search.by_stage.bounds.chains import LEAST, Work
+from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
+from fasop.search.by_stage.bounds.layout_bounds import PlacedLayouts
 from fasop.search.space.candidates import divisors
 from fasop.simulation.linear import Linear
 from fasop.simulation.nodes import step_s_per_parameter

@@ -16,10 +16,10 @@ from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
 from fasop.frozen import replace
-from fasop.search.by_stage.bounded_rows import BoundedRows, Row, Rows
-from fasop.search.by_stage.bounds import Work, sized
+from fasop.search.by_stage.bounds.bounded_rows import BoundedRows, Row, Rows
+from fasop.search.by_stage.bounds.chains import Work, sized
+from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
 from fasop.search.by_stage.candidate import Candidate
-from fasop.search.by_stage.layout_batch import LayoutBatch
 from fasop.search.by_stage.layouts import Layouts, layouts
 from fasop.search.by_stage.neighbours import Near, Sketches, near
 from fasop.search.plan import Plan

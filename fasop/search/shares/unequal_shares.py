@@ -23,7 +23,8 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.frozen import replace
 from fasop.partition.local_search import Worth
-from fasop.search.lower_bound import LowerBounds, Way
+from fasop.search.bounds.gpu_classes import Way
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.search import PlanCollector

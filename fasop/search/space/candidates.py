@@ -21,7 +21,8 @@ from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.dominance import distinct, never_worse
 from fasop.partition.local_search import Worth, feasible
-from fasop.search.lower_bound import LowerBounds, Way, quickest
+from fasop.search.bounds.gpu_classes import Way
+from fasop.search.bounds.lower_bound import LowerBounds, quickest
 from fasop.search.space import node_orders
 from fasop.search.space.choices import Choices
 from fasop.simulation.nodes import Nodes, times_on

@@ -15,9 +15,10 @@ from conf.schema.experiment import Schedule
 from conf.schema.values.partition import Partition
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.costs.training import PlacedTraining, Training
+from fasop.search.bounds.gpu_classes import Way
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.closer_bounds import closer_least
 from fasop.search.inputs import read
-from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.proof import prove
 from fasop.search.search import Best, Coverage, explore
 from fasop.search.space.candidates import Space, sizes

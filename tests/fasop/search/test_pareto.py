@@ -21,11 +21,11 @@ from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.errors import SearchError
 from fasop.search import front_search
 from fasop.search.arguments import Arguments, First, parse
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.by_stage import closing, look
 from fasop.search.front import COST, ENERGY, Front, kilowatts
 from fasop.search.front_search import front
 from fasop.search.inputs import Inputs, read, scattering
-from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import DAY, HOUR, Plan, Run
 from fasop.search.run import best_plans
 from fasop.search.search import Best, explore

@@ -17,8 +17,8 @@ from launch.commands.runs import listed
 from launch.control.planning.plan import make_plan
 from launch.machine.job_states import JobState
 from launch.observe.executors import SUBMISSION_S
-from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
 from tests.support.launch.live import TWO_NODES
+from tests.support.launch.run_folders import NOW, OK, Case, Node, ended
 from tests.support.ordinary_user import open_to_others, ordinary_user
 
 HEADING = ["run", "verdict", "iteration", "loss", "ms/iteration", "kind", "age", "took", "left", "plan", "hosts"]

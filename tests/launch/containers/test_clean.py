@@ -25,9 +25,9 @@ from launch.files.locks import FileLock
 from launch.machine.container_runtimes import RunContainer
 from launch.node.container_setup import Setup, private_folder
 from tests.launch.containers.conftest import Runtime
-from tests.launch.judge.test_verdict import Case, Node
 from tests.support.launch import live
 from tests.support.launch.live import FOREVER, wait_for
+from tests.support.launch.run_folders import Case, Node
 from tests.support.ordinary_user import NOBODY, only_root_is_two_users
 
 DAY_S = 86400

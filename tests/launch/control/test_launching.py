@@ -22,9 +22,9 @@ from launch.files.locks import is_launching, launching
 from launch.judge.state import State
 from launch.judge.verdict import PLANNING_S, judge, verdict_on
 from launch.observe.executors import SUBMISSION_S
-from tests.launch.judge.test_verdict import NOW, Case, ended
 from tests.support.launch.launchers import launched_by_another
 from tests.support.launch.live import wait_for
+from tests.support.launch.run_folders import NOW, Case, ended
 from tests.support.ordinary_user import ordinary_user
 
 

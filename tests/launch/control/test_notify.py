@@ -27,8 +27,8 @@ from launch.judge.state import State
 from launch.judge.verdict import judge
 from launch.machine import processes
 from launch.on_end import notify_alarms
-from tests.launch.judge.test_verdict import Case
 from tests.support.launch.live import FOREVER, TWO_NODES, agents, start, token, wait_for, wait_until_running
+from tests.support.launch.run_folders import Case
 
 SECRET = "/".join(["T000", "secret", "B000"])
 """In pieces, since a run keeps a patch of uncommitted changes, which may show this line."""

@@ -13,8 +13,8 @@ from conf.errors import RunFolderError
 from conf.run_folder.rundir import RunDir
 from launch.control.planning.plan import make_plan
 from launch.doctor.findings import read_findings
-from tests.launch.judge.test_verdict import Case, ended
 from tests.support.launch.live import TWO_NODES
+from tests.support.launch.run_folders import Case, ended
 from tests.support.megatron_ext.engine_run import make_corpus
 
 NODE = {"host": "n1", "python": "3.8.10", "cpus": 4, "files": {}, "maps": {}, "disk": 1, "shared_memory": None}

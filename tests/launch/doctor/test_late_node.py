@@ -16,9 +16,9 @@ from launch.machine import processes
 from launch.node.settings import NodeSettings
 from launch.node.worker_command import ModuleWorker
 from launch.observe.look import observe
-from tests.launch.judge.test_verdict import Case, ended
 from tests.support import PATIENCE_S
 from tests.support.launch.live import TWO_NODES, wait_for
+from tests.support.launch.run_folders import Case, ended
 from tests.support.megatron_ext.engine_run import make_corpus
 
 

@@ -12,7 +12,7 @@ from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.machine.job_states import JobState
 from launch.observe.look import finish_observation
-from tests.launch.judge.test_verdict import NOW, OK, Case, Node, ended
+from tests.support.launch.run_folders import NOW, OK, Case, Node, ended
 
 WAITING = {"7": JobState(id="7", state="PENDING")}
 

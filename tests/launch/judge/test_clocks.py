@@ -13,15 +13,15 @@ from conf.run_folder.rundir import RunDir
 from launch.files.records import NodeState, Start
 from launch.judge.state import State
 from launch.judge.verdict import judge
-from tests.launch.judge import test_verdict
-from tests.launch.judge.test_verdict import Case, Node
+from tests.support.launch import run_folders
+from tests.support.launch.run_folders import Case, Node
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> float:
     """Cases are of this moment."""
     now = time.time()
-    monkeypatch.setattr(test_verdict, "NOW", now)
+    monkeypatch.setattr(run_folders, "NOW", now)
     return now
 
 

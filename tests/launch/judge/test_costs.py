@@ -12,7 +12,7 @@ from launch.judge.state import State
 from launch.judge.verdict import decide
 from launch.observe.look import observe
 from tests.launch.judge.test_slurm_verdict import seen_of
-from tests.launch.judge.test_verdict import NOW, OK, Case, Node
+from tests.support.launch.run_folders import NOW, OK, Case, Node
 
 PRICED = ("cluster.groups.local.price_per_hour=1800",)  # a dollar a second for both nodes
 BEGUN = [Node(started=NOW - 20)] * 2

@@ -7,7 +7,7 @@ from pathlib import Path
 from launch.judge.findings import LINES, findings
 from launch.judge.status_text import as_json, as_text
 from launch.observe.look import observe
-from tests.launch.judge.test_verdict import NOW, Case, Error, ended
+from tests.support.launch.run_folders import NOW, Case, Error, ended
 
 LOST = "[rank 0 (stage 0, dp 0, tp 0)] error: lost rank 3"
 TRACE = ["[rank 3 (stage 1, dp 1, tp 0)] Traceback (most recent call last):", *(f"  line {n}" for n in range(40))]

@@ -12,8 +12,8 @@ import pytest
 from launch.judge.findings import STDERR_BYTES, all_findings, findings
 from launch.judge.status_text import as_json, as_text
 from launch.observe.look import observe
-from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
 from tests.support.launch.live import ENVIRONMENT
+from tests.support.launch.run_folders import NOW, Case, Error, Node, ended
 
 
 def test_the_lines_of_the_node_that_failed_first_come_first_and_symptoms_last(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from launch.judge.findings import all_findings, findings
 from launch.judge.status_text import as_text
 from launch.observe.look import first_error, observe
 from reports.sections.findings_section import verdict_section
-from tests.launch.judge.test_verdict import NOW, Case, Node, ended
+from tests.support.launch.run_folders import NOW, Case, Node, ended
 
 REMEDY = "set cluster.environment.GLOO_SOCKET_IFNAME (or that of the group of nodes) to one of these"
 ERROR = (

@@ -19,7 +19,7 @@ from launch.node.run_notices import note_requeue, note_restart, why
 from launch.observe.look import finish_observation
 from launch.observe.observation import Observation
 from megatron_ext.contract.errors import reason_of
-from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
+from tests.support.launch.run_folders import NOW, Case, Error, Node, ended
 
 HOSTS = ("gpu2-001", "gpu2-002")
 GLOO = (

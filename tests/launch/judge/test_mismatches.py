@@ -16,7 +16,7 @@ from launch.judge.status_text import as_json, as_text
 from launch.node.worker_command import job_info
 from launch.observe.look import observe
 from tests.launch.judge.test_gpu_health import WORK
-from tests.launch.judge.test_verdict import NOW, Case
+from tests.support.launch.run_folders import NOW, Case
 
 NODES = ("local-0", "local-1")
 

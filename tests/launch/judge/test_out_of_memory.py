@@ -8,7 +8,7 @@ import pytest
 
 from launch.judge.verdict import judge
 from launch.observe.look import memory_sign
-from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
+from tests.support.launch.run_folders import NOW, Case, Error, Node, ended
 
 ABORTED = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
 EARLIER = "MemoryError of an earlier start\n"

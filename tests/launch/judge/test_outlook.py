@@ -16,7 +16,7 @@ from launch.observe.look import observe
 from launch.observe.observation import Observation
 from launch.screen import clock
 from tests.launch.judge.test_slurm_verdict import seen_of
-from tests.launch.judge.test_verdict import NOW, OK, Case, Error, Node, ended
+from tests.support.launch.run_folders import NOW, OK, Case, Error, Node, ended
 
 DAY = 24 * 3600
 

@@ -15,7 +15,7 @@ from launch.control.submit import resume
 from launch.errors import LaunchError
 from launch.judge.state import State
 from launch.judge.verdict import judge
-from tests.launch.judge.test_verdict import NOW, OK, Case, Error, Node, ended
+from tests.support.launch.run_folders import NOW, OK, Case, Error, Node, ended
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
 HIDES = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1"

@@ -15,7 +15,7 @@ from launch.judge.verdict import decide
 from launch.machine.job_states import JobState
 from launch.observe.look import finish_observation
 from launch.observe.observation import Observation
-from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
+from tests.support.launch.run_folders import NOW, Case, Error, Node, ended
 
 GAVE_UP = "ended because node local-1 did not start within 5 min (executor.meet_min): job 12 is PENDING (Resources)"
 LOST_RANK = Error(0, NOW - 3, "PeerLost", "lost rank 2", symptom=True)

@@ -10,7 +10,7 @@ import pytest
 from conf.run_folder.rundir import RunDir
 from launch.judge.state import State
 from launch.judge.verdict import Verdict, judge
-from tests.launch.judge.test_verdict import NOW, Case, Error, Node, ended
+from tests.support.launch.run_folders import NOW, Case, Error, Node, ended
 
 LOST = NOW - 20
 """When the first rank gave up; train.comm_timeout_s is 60."""

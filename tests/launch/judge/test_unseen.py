@@ -14,7 +14,7 @@ from launch.machine.job_states import JobState, expanded, parse_sacct, parse_squ
 from launch.node.peers import JobFate
 from launch.node.slurm_job import SlurmJob
 from launch.observe.look import finish_observation
-from tests.launch.judge.test_verdict import NOW, Case, Node, ended
+from tests.support.launch.run_folders import NOW, Case, Node, ended
 
 JOBS = [{"id": "11", "role": "master", "nodes": [0]}, {"id": "12", "role": "slave", "nodes": [1]}]
 

@@ -16,7 +16,7 @@ from launch.judge.status_text import as_json, as_text
 from launch.judge.verdict import decide, judge
 from launch.observe.look import observe
 from tests.launch.judge.test_gpu_health import REST, SPIN, WORK
-from tests.launch.judge.test_verdict import NOW, Case, ended
+from tests.support.launch.run_folders import NOW, Case, ended
 
 
 def gpu_run(path: Path, case: Case, *gpus: GpuSample, device: str = "cuda") -> RunDir:

@@ -22,7 +22,7 @@ from launch.node.worker_command import WORKER, ModuleWorker, given_environment, 
 from launch.node.worker_process import StopSignals, process_to_start
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.worker import TOKEN
-from tests.launch.judge.test_verdict import OK, Case
+from tests.support.launch.run_folders import OK, Case
 
 SHELL = {"PYTHONPATH": f"/one:{PROJECT}:/two", "CUDA_VISIBLE_DEVICES": "2,3"}
 MEGATRON_LM = ["engine=megatron_lm", "engine.checkout=/opt/megatron-lm"]

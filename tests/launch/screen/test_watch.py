@@ -17,9 +17,9 @@ from launch.control.follow import follow
 from launch.control.stop import stop
 from launch.judge.evidence import OF_GPUS, OF_NODE, Evidence
 from launch.screen import View, watch
-from tests.launch.judge.test_verdict import OK, Case
 from tests.support import PATIENCE_S
 from tests.support.launch.live import ENVIRONMENT, FOREVER, TDPP, TWO_NODES, start, tdpp, wait_until_running
+from tests.support.launch.run_folders import OK, Case
 
 
 def view(text: str, key: object, over: bool = False, exit_code: int = 0) -> View:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from conf.schema.experiment import Experiment
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
+from fasop.search.bounds.gpu_classes import Way
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.findings.no_plan import why_no_plan
-from fasop.search.lower_bound import LowerBounds, Way
+from fasop.search.inputs import Inputs
 from fasop.search.plan import Plan
 from fasop.search.search import Best, explore
 from fasop.search.space.candidates import Space
 from fasop.search.space.choices import Choices
 from fasop.simulation.predict import predict_plan
 from tests.support.cases import fewer
+from tests.support.fasop.plans import MEGATRON, experiment, kinds, mixed
 from tests.support.fasop.random_clusters import best_times, random_case
 from tests.support.fasop.seeds import seeds
+
+KEYS = (
+    *("tensor", "data", "pipeline", "micro_batch_size", "schedule", "chunks"),
+    *("recompute", "sharded_optimizer", "sequence_parallel"),
+)
+PLAIN = ("parallel.schedule=one_f_one_b", "parallel.recompute=none", "parallel.sharded_optimizer=false")
+A10X8, MIXED = experiment(*MEGATRON), mixed(*MEGATRON)
 
 
 def space(training: Training, kinds: Sequence[NodeKind], choices: Choices | None = None) -> Space:
@@ -86,3 +98,19 @@ def against_brute_force(
         found.append((plan, plain.plans[0]))
     assert len(found) > 5
     return found
+
+
+def found(one: Experiment, most: int = 10, counts: Sequence[int] | None = None) -> Best:
+    return search(space(Training.of(one), nodes(one, counts)), most)
+
+
+def nodes(one: Experiment, counts: Sequence[int] | None = None) -> Sequence[NodeKind]:
+    return kinds(one) if counts is None else few(kinds(one), *counts)
+
+
+def space_of(inputs: Inputs, *counts: int) -> Space:
+    return space(inputs.training, few(inputs.kinds, *counts), inputs.choices)
+
+
+def few(whole: Sequence[NodeKind], *counts: int) -> Sequence[NodeKind]:
+    return [replace(k, group=replace(k.group, count=n)) for k, n in zip(whole, counts, strict=True)]

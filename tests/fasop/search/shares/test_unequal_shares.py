@@ -19,9 +19,9 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.training import PlacedTraining, Training
 from fasop.errors import SearchError
 from fasop.search.arguments import Arguments, First
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.front_search import front
 from fasop.search.inputs import read
-from fasop.search.lower_bound import LowerBounds
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans
 from fasop.search.search import Best, explore

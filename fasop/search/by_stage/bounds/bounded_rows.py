@@ -19,9 +19,9 @@ from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.parallelism import Parallelism
 from fasop.costs.training import Training
-from fasop.search.by_stage.bounds import Work
-from fasop.search.by_stage.layout_batch import LayoutBatch
-from fasop.search.by_stage.layout_bounds import PlacedLayouts
+from fasop.search.by_stage.bounds.chains import Work
+from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
+from fasop.search.by_stage.bounds.layout_bounds import PlacedLayouts
 from fasop.search.space.candidates import MOST_REPLICAS
 from megatron_ext.contract.parallel_config import Recompute, Schedule
 

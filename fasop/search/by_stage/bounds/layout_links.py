@@ -21,7 +21,7 @@ from fasop.costs.network.link_table import LinkTable
 from fasop.costs.network.links import Link
 from fasop.costs.profiles.steps import Operation
 from fasop.costs.training import Training
-from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
 
 
 class _Peers(NamedTuple):

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers, rolled
-from fasop.search.by_stage.bounds import Beside
-from fasop.search.by_stage.layout_batch import LayoutBatch
+from fasop.search.by_stage.bounds.chains import Beside
+from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
 from fasop.simulation.linear import TINY
 from megatron_ext.contract.parallel_config import Schedule
 

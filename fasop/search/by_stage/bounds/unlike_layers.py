@@ -1,5 +1,5 @@
 """Which layers the stages of one layout may have in a partition that takes less than some seconds, where layers differ:
-the chains of `fasop.search.by_stage.whole_layers` but for those that turn before the last stage."""
+the chains of `fasop.search.by_stage.bounds.whole_layers` but for those that turn before the last stage."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from fasop.costs.arrays import Floats
 from fasop.partition.possible_stages import StepChains
-from fasop.search.by_stage.bounds import left, until_returned
-from fasop.search.by_stage.layout_batch import UnlikeReplicas
+from fasop.search.by_stage.bounds.chains import left, until_returned
+from fasop.search.by_stage.bounds.layout_batch import UnlikeReplicas
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule

@@ -17,8 +17,9 @@ from conf.schema.experiment import Gpu, Schedule
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import Factors, NodeKind
 from fasop.search.arguments import Arguments
+from fasop.search.bounds.gpu_classes import Way
+from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.inputs import read, scattering
-from fasop.search.lower_bound import LowerBounds, Way
 from fasop.search.order_search import Bounded, search_partitions
 from fasop.search.plan import Plan
 from fasop.search.run import best_plans

@@ -1,8 +1,8 @@
 """Seconds below which no partition of one layout into whole layers is, where all layers are alike, proved.
 
 What a stage takes is known exactly for every number of layers, so it may be tested whether any partition keeps all
-chains of waits (`fasop.search.by_stage.bounds`) within a time: stage after stage, of all ways to lay so many layers on
-the first ones, those with the shortest trips leave most to the later ones.
+chains of waits (`fasop.search.by_stage.bounds.chains`) within a time: stage after stage, of all ways to lay so many
+layers on the first ones, those with the shortest trips leave most to the later ones.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from fasop.compiled import layouts as compiled
 from fasop.costs.arrays import Floats, Integers
-from fasop.search.by_stage.bounds import FAR, left, until_returned
-from fasop.search.by_stage.layout_batch import UnlikeReplicas
-from fasop.search.by_stage.turning import Rounds, held_at_most, most_trips, through_one
+from fasop.search.by_stage.bounds.chains import FAR, left, until_returned
+from fasop.search.by_stage.bounds.layout_batch import UnlikeReplicas
+from fasop.search.by_stage.bounds.turning import Rounds, held_at_most, most_trips, through_one
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from megatron_ext.contract.layout import Layout
 from megatron_ext.contract.parallel_config import Schedule

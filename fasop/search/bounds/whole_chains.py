@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from fasop.costs.arrays import Floats, Integers, distinct
 from fasop.costs.training import Training
-from fasop.search.order_bounds import Units
+from fasop.search.bounds.order_bounds import Units
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
 from megatron_ext.contract.schedule.schedules import PipelineSchedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fasop.search.by_stage.turning import Rounds, most_trips
+from fasop.search.by_stage.bounds.turning import Rounds, most_trips
 from megatron_ext.contract.parallel_config import Schedule
 from megatron_ext.contract.schedule.schedules import Kind
 

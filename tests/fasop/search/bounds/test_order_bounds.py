@@ -13,8 +13,8 @@ import pytest
 from fasop.costs.arrays import Floats, Integers
 from fasop.costs.hardware import NodeKind
 from fasop.costs.training import Training
+from fasop.search.bounds.order_bounds import OrderBounds, known
 from fasop.search.closer_bounds import closer_least
-from fasop.search.order_bounds import OrderBounds, known
 from fasop.search.space import node_orders
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices

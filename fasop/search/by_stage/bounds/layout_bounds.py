@@ -1,4 +1,4 @@
-"""Bounds of many layouts at once, on nodes in one order (`fasop.search.by_stage.bounds`)."""
+"""Bounds of many layouts at once, on nodes in one order (`fasop.search.by_stage.bounds.chains`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fasop.costs.hardware import NodeKind
 from fasop.costs.schedules import backward_left, filling, forward_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
-from fasop.search.by_stage.bounds import (
+from fasop.search.by_stage.bounds.chains import (
     FAR,
     Chains,
     TripBound,
@@ -28,9 +28,9 @@ from fasop.search.by_stage.bounds import (
     until_returned,
     ways,
 )
-from fasop.search.by_stage.layout_batch import LayoutBatch
-from fasop.search.by_stage.layout_links import LayoutLinks
-from fasop.search.by_stage.turning import LayoutTurns
+from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
+from fasop.search.by_stage.bounds.layout_links import LayoutLinks
+from fasop.search.by_stage.bounds.turning import LayoutTurns
 from fasop.simulation.linear import Linear
 from fasop.simulation.nodes import step_s_per_parameter
 from megatron_ext.contract.parallel_config import Schedule

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from conf.schema.experiment import Schedule
-from fasop.search.order_bounds import OrderBounds, known
-from fasop.search.whole_chains import WholeChains
-from tests.fasop.search.test_order_bounds import case_of, every_order
+from fasop.search.bounds.order_bounds import OrderBounds, known
+from fasop.search.bounds.whole_chains import WholeChains
+from tests.fasop.search.bounds.test_order_bounds import case_of, every_order
 from tests.support.cases import fewer
 from tests.support.fasop.random_pipelines import all_partitions, random_pipelines
 

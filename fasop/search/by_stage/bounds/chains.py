@@ -26,7 +26,7 @@ from fasop.costs.schedules import Number, backward_left, forward_left
 from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.partition.bounds import mean_of, whole_of
-from fasop.search.by_stage.layout_batch import UnlikeReplicas
+from fasop.search.by_stage.bounds.layout_batch import UnlikeReplicas
 from fasop.simulation.linear import Linear
 from fasop.simulation.nodes import times_on
 from megatron_ext.contract.parallel_config import SCATTERS, Schedule
