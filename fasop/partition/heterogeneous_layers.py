@@ -236,7 +236,8 @@ class Units:
         """[parts, pipelines]: what a unit takes at least, of [kinds, parts, pipelines]."""
         units = self.of_kind[:, np.newaxis]
         none = np.where(layer < 0, -np.inf, np.inf)  # of layers without units
-        return np.asarray(np.where(units > 0, layer / np.where(units > 0, units, 1.0), none).min(axis=0))
+        found = np.where(units > 0, layer / np.where(units > 0, units, 1.0), none).min(axis=0)
+        return np.where(found < np.inf, found, 0.0)  # where no layer has any, there are no units
 
 
 def in_units(pipelines: Pipelines) -> tuple[Pipelines, Floats]:

@@ -9,6 +9,7 @@ import numpy as np
 from fasop.compiled import partitions as compiled
 from fasop.costs.arrays import Bools, Floats, Integers
 from fasop.partition.heterogeneous_layers import both_of_parts, memory_left, memory_taken, of_first_layers
+from fasop.simulation.linear import TINY
 from fasop.simulation.pipelines import Pipelines
 
 LARGEST = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0, np.inf)
@@ -79,7 +80,7 @@ def amp_of_heterogeneous_layers(pipelines: Pipelines, balanced: Integers) -> Int
     largest part. `balanced` is from `bottleneck`, and returned where nothing is better."""
     both = both_of_parts(pipelines)
     least = both.of(pipelines.counted(balanced)).max(axis=0)
-    limits = [factor * least - both.fixed for factor in LARGEST]
+    limits = [factor * np.maximum(least, TINY) - both.fixed for factor in LARGEST]
     memory, room = memory_taken(pipelines), memory_left(pipelines)
     found, sums = least_sum(of_first_layers(pipelines, both.layer), memory, room, limits)
     best, cost = balanced, _cost(pipelines, balanced)

@@ -227,7 +227,10 @@ class LowerBounds:
             [[[(part.forward, part.backward) for part in layers] for layers in of_plan] for of_plan in parts]
         )
         units = times.sum(axis=3).mean(axis=1)
-        return units @ plans[0].blocks.counts[:, -1], (times / units[:, np.newaxis, :, np.newaxis]).min(axis=2)
+        counted = (units > 0)[:, np.newaxis, :, np.newaxis]  # layers that take no time have none
+        of_unit = np.where(counted, times / np.where(counted, units[:, np.newaxis, :, np.newaxis], 1.0), np.inf)
+        least = of_unit.min(axis=2)
+        return units @ plans[0].blocks.counts[:, -1], np.where(least < np.inf, least, 0.0)
 
     def _of_kinds(self, one: Training, recompute: Recompute, some: Sequence[int]) -> _Times:
         """Kinds that are not asked for may have no costs for this tensor size."""

@@ -55,8 +55,7 @@ def random_pipelines(
         return Linear(fixed=times(rows), layer=layer(rows, least))
 
     def passes() -> Linear:
-        least = 0.0 if kinds is None else 1e-3  # layers may take nothing, but no kind of them
-        return Linear(fixed=times(parts), layer=np.concatenate([layer(stages, least)] * chunks, axis=-2))
+        return Linear(fixed=times(parts), layer=np.concatenate([layer(stages, 0.0)] * chunks, axis=-2))
 
     def slower() -> np.ndarray | None:
         return None if kinds is None else times(stages)
