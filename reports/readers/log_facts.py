@@ -15,13 +15,17 @@ from conf.run_folder.log_lines import progress
 _ECHO = re.compile(r"([A-Z][A-Z_]*) ?: ([\w.-]{1,200})")
 _ARGUMENT = re.compile(r"  (\w+) \.{3,} (.{1,500}?)\s*")
 _WORLD = re.compile(r"using (world size: .+?)\s*")
-_SIZE = re.compile(r"([a-z -]+?): (\d{1,9})(?:, |$)")
+_SIZE = re.compile(
+    r"(?<!encoder-)(world size|(?:data|context|tensor-model|pipeline-model)-parallel[- ]size): (\d{1,9})"
+)
+"""Some versions have no comma before one of them: `sizes: Nonetensor-model-parallel size: 2`."""
 _ITERATION_BATCH = re.compile(r"\| global batch size: +(\d{1,9}) \|")
 
 KEYS = {
     "tensor": ("tensor_mp_size", "tensor_model_parallel_size"),
     "data": ("dp_size", "data_parallel_size"),
     "pipeline": ("pipeline_mp_size", "pipeline_model_parallel_size"),
+    "context": ("context_parallel_size",),
     "world": ("world_size",),
     "nodes": ("nnodes",),
     "node_rank": ("node_rank",),

@@ -166,6 +166,8 @@ def _merged(files: Sequence[_File]) -> Facts:
 def _layout(blocks: Blocks, facts: Facts, given: Sizes, notes: list[str]) -> Layout | None:
     """How the ranks lie: as given, else as the log says, else as follows from which ranks send and receive."""
     message = {key: facts.numbers.get(key) for key in ("tensor", "data", "pipeline")}
+    if message["data"] is not None:  # replicas, each of as many ranks that share its sequences
+        message["data"] *= facts.numbers.get("context", 1)
     sizes = message | {key: value for key, value in vars(given).items() if value is not None}
     seen = {call.rank for call in blocks.calls}
     world = facts.numbers.get("world") or next(count for count in range(len(seen) + 1) if count not in seen)
@@ -231,12 +233,15 @@ def _plan(files: Sequence[_File], main: _File, facts: Facts, layout: Layout | No
     numbers = facts.numbers
     nodes = _nodes(files, numbers, layout.ranks if layout else 0)
     samples, data = numbers.get("global_batch_size", 0), layout.data if layout else 0
+    context = numbers.get("context", 1) if data % numbers.get("context", 1) == 0 else 1
     micro_batches = int(max(seen.events["micro_batch"], default=-1)) + 1
-    size = numbers.get("micro_batch_size") or (samples // (data * micro_batches) if data * micro_batches else 0)
+    step = data // context * micro_batches
+    size = numbers.get("micro_batch_size") or (samples // step if step else 0)
     interleaved = any(name in seen.names for name in INTERLEAVED) or "chunks" in numbers
     content = {
         "tensor": layout.tensor if layout else 0,
         "data": data,
+        "context": context if context > 1 else None,
         "pipeline": layout.pipeline if layout else 0,
         "chunks": numbers.get("chunks", 1),
         "partition": _partition(facts, layout) if layout else [],

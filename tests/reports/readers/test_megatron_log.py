@@ -71,6 +71,23 @@ def test_a_log_of_megatron_lm_has_its_course_timers_and_memory(tmp_path: Path):
     assert "Missing from this page" not in summary
 
 
+@pytest.mark.parametrize("listed", [False, True], ids=["first line alone", "with the arguments"])
+@pytest.mark.parametrize("comma", ["", ", "], ids=["without a comma, as in 0.9", "with a comma"])
+def test_ranks_that_share_sequences_are_neither_replicas_nor_a_tensor_group(tmp_path: Path, comma: str, listed: bool):
+    """`--context-parallel-size 2` on 16 ranks: it was refused as 8 ranks, or shown as four tensor ranks."""
+    world, arguments = ARGUMENTS.split("\n", 1)
+    world = world.replace("world size: 8", "world size: 16").replace(
+        "context-parallel size: 1, ", f"context-parallel size: 2, hierarchical context-parallel sizes: None{comma}"
+    )
+    arguments = arguments.replace(
+        "world_size ...................................... 8\n", "context_parallel_size .... 2\n"
+    )
+    summary = pages(tmp_path, f"{world}\n{arguments if listed else ''}{LOG}")
+    ranks = "16 ranks = 2 pipeline stages × 2 data-parallel replicas × 2 that share sequences × 2 tensor-parallel"
+    assert ranks in summary
+    assert not listed or "2 micro-batches of 1 per replica" in summary
+
+
 def test_without_sizes_a_log_has_no_stages_and_its_page_says_why(tmp_path: Path):
     summary = pages(tmp_path, LOG)
     for part in ("30 of 30", "the log does not give the layout of its ranks; set --tensor, --data and --pipeline"):
