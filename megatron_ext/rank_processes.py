@@ -20,7 +20,7 @@ from megatron_ext.contract.errors import KILLED, EngineError, PeerLost, RankFail
 from megatron_ext.contract.files import write_json
 from megatron_ext.contract.plan import Plan
 from megatron_ext.contract.plan_parts import Place
-from megatron_ext.contract.rules.engine import MEGATRON_CORE
+from megatron_ext.contract.rules.engine import MEGATRON_CORE, MEGATRON_LM
 from megatron_ext.contract.worker import AGENT, SAVED, die_with_parent, keep_freed_memory, start_of_run
 from megatron_ext.core import library
 from megatron_ext.parallel import interruption
@@ -118,8 +118,8 @@ class Ranks:
         """`job` is all that a rank does."""
         if _uses_compiler(plan):
             import torch._dynamo  # noqa: F401  (1.5 CPU seconds: once here, not in every rank)
-        if plan.engine == MEGATRON_CORE and plan.device == "cpu":
-            library.preload()
+        if plan.engine in (MEGATRON_CORE, MEGATRON_LM) and plan.device == "cpu":
+            library.preload(plan.script)
         self._plan = plan
         self._job = job
         self._places = [plan.ranks[rank] for rank in plan.nodes[node_rank].ranks]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
-from contextlib import suppress
-from typing import List, NamedTuple, Tuple
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from megatron_ext.contract.errors import EngineError
 from megatron_ext.contract.plan import Plan
@@ -38,14 +40,30 @@ class Library(NamedTuple):
         return found
 
 
-def preload() -> None:
-    """Imports what ranks on a CPU use of megatron.core: five CPU seconds, once before they are forked.
+@contextmanager
+def _without_wandb() -> Iterator[None]:
+    """megatron.core would import it for timers that nobody reads: a third of its own import's time."""
+    if "wandb" in sys.modules:
+        yield
+        return
+    sys.modules["wandb"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["wandb"]
+
+
+def preload(script: Optional[Sequence[str]] = None) -> None:
+    """Imports what ranks on a CPU use of megatron.core, a CPU second, once before they are forked: that of the checkout
+    whose `script` is to train, or else the installed one.
 
     What fails here is for them to report. On GPUs each of them imports it: it asks for CUDA, which forks then cannot
     use.
     """
     warnings.filterwarnings("ignore", module="megatron")
-    with suppress(Exception):
+    if script:
+        sys.path.insert(0, str(Path(script[0]).parent))
+    with suppress(Exception), nullcontext() if script else _without_wandb(), on_cpu.uncompiled():
         from megatron.core import dist_checkpointing, parallel_state  # noqa: F401
         from megatron.core.distributed import DistributedDataParallel  # noqa: F401
         from megatron.core.models.gpt import GPTModel, gpt_layer_specs  # noqa: F401
@@ -59,7 +77,8 @@ def load(plan: Plan) -> Library:
     """Imports megatron.core, for the plan's device. Raises EngineError: it is not installed, or too old."""
     warnings.filterwarnings("ignore", module="megatron")  # of what only some GPUs have, at each import
     try:
-        import megatron.core
+        with _without_wandb(), on_cpu.uncompiled() if plan.device == "cpu" else nullcontext():
+            import megatron.core
     except ImportError as error:
         raise EngineError(
             f"engine=megatron_core needs megatron-core, which cannot be imported: {error}; install tdpp[megatron] "

@@ -14,9 +14,9 @@ from reports.readers.events import read_run
 from tests.support.cuda.machine import WORKER, Machine, counts
 from tests.support.megatron_ext.engine_run import make_corpus, make_run
 
-core = pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+megatron = pytest.importorskip("megatron", reason="megatron-core is not installed")
 
-BESIDE = {"BESIDE": str(Path(core.__path__[0]).parents[1])}
+BESIDE = {"BESIDE": str(Path(megatron.__path__[0]).parent)}
 GPU = "cluster.gpus.cpu.name=GPU"
 ONE, STAGES = "parallel.data=1 parallel.pipeline=1 parallel.partition=3", "parallel.data=1 parallel.pipeline=2"
 TENSOR = "parallel.tensor=2 parallel.sequence_parallel=true"

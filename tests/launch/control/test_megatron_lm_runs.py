@@ -32,7 +32,7 @@ from tests.support import PATIENCE_S, ROOT
 from tests.support.launch.live import TWO_NODES, agents, done, ranks, token, wait_for
 from tests.support.launch.megatron_lm import pretrain_gpt
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 
 CHECKOUT = Path(pretrain_gpt.__file__).parent
 WORDS = (

@@ -23,7 +23,7 @@ from tests.support.megatron_ext.another_process import in_another_process
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, saves_alone
 from tests.support.megatron_ext.engine_run import VOCAB, EngineRun, make_run
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 
 MIXTRAL = (*MODELS["llama"], "model.experts=4")
 KINDS = {**MODELS, "mixtral": MIXTRAL}

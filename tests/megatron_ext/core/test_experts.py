@@ -13,7 +13,7 @@ import torch
 
 from tests.support.megatron_ext.engine_run import make_run
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 
 Learned = tuple[list[tuple[float, ...]], dict[str, torch.Tensor]]
 """Losses of training and evaluation, and the checkpoint."""

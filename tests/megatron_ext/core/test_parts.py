@@ -33,7 +33,7 @@ from megatron_ext.measuring.passes import Parts, cut_off
 from megatron_ext.parallel.tensor_parallel import TensorGroup
 from tests.support.megatron_ext.another_process import in_another_process
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 
 CPU = torch.device("cpu")
 SMALL = ("model.hidden=32", "model.heads=2", "model.layers=2", "model.sequence_length=16", "model.vocab_size=101")

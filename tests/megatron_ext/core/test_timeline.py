@@ -21,7 +21,7 @@ from tests.support.cases import each
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS
 from tests.support.megatron_ext.engine_run import EngineRun, make_run
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 
 COMPARED = (
     *("forward-compute", "backward-compute", "loss-compute", "forward-send", "forward-recv", "backward-send"),

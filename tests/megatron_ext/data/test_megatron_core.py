@@ -29,7 +29,7 @@ from megatron_ext.data.masked.vocabulary import Vocabulary
 from megatron_ext.data.samples import Samples, Split
 from tests.support.megatron_ext.sentences import write_sentences
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from megatron_ext.core import library
+
 
 def in_another_process(compute: Callable[[], Any], path: Path) -> Any:
     """What `compute` gives in a fork: megatron.core changes torch for the rest of a process."""
+    library.preload()
     sys.stdout.flush()
     if (pid := os.fork()) == 0:
         code = 1
