@@ -57,6 +57,10 @@ PARTICULAR: dict[str, dict[str, Any]] = {
 """What a family has and no other one."""
 
 
+PARTS = 4
+"""Of all families, which one test each takes: some take a minute together."""
+
+
 def families() -> list[str]:
     """The `model_type`s of all configurations with a pipeline plan."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
