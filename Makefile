@@ -56,10 +56,9 @@ test-megatron: .venv/dev,megatron.installed slurm
 	@mkdir -p build
 	@$(BIN)/pytest --dist=worksteal --numprocesses=2 --engine=megatron_core -m any_engine tests/slurm \
 	  > build/megatron-on-slurm.txt 2>&1 & waiting=$$!; trap 'kill $$waiting; exit 130' INT TERM; \
-	$(PARALLEL)=auto --maxprocesses=4 tests/megatron_ext/tasks/language/test_megatron_core.py \
-	  tests/megatron_ext/data/test_megatron_core.py tests/megatron_ext/core \
-	  tests/launch/control/test_megatron_lm_runs.py; code=$$?; \
-	$(PARALLEL)=auto --maxprocesses=4 --engine=megatron_core tests/megatron_ext/test_worker.py || code=$$?; \
+	$(PARALLEL)=auto --maxprocesses=4 --engine=megatron_core tests/megatron_ext/core \
+	  tests/megatron_ext/tasks/language/test_megatron_core.py tests/megatron_ext/data/test_megatron_core.py \
+	  tests/launch/control/test_megatron_lm_runs.py tests/megatron_ext/test_worker.py; code=$$?; \
 	wait $$waiting || code=$$?; cat build/megatron-on-slurm.txt; exit $$code
 
 # What the tests are worth: each mistake is made in a copy of the project, where its test must fail.

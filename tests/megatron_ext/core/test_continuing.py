@@ -16,7 +16,7 @@ from megatron_ext.checkpoints import tensors
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE
 from tests.support.megatron_ext.engine_run import make_run
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 
 MIXTRAL = (*MODELS["llama"], "model.experts=4")
 EXPERT = ("parallel.data=2", "parallel.expert=2")
@@ -86,8 +86,8 @@ def test_losses_are_those_of_a_run_that_was_not_stopped(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     model, begin, end = CASES[case]
-    stop = 22 if case == "fp16" else 3  # until its scale has come down
-    words = (*model, *SINGLE, f"train.lr_decay_iterations={stop + 3}", f"train.iterations={stop + 3}")
+    stop = 22 if case == "fp16" else 2  # until its scale has come down
+    words = (*model, *SINGLE, f"train.lr_decay_iterations={stop + 2}", f"train.iterations={stop + 2}")
     whole = make_run(tmp_path / "whole", corpus, *words, *end)
     assert whole.go() == 0, whole.stderr()
     run = make_run(tmp_path / "run", corpus, *words, f"train.iterations={stop}", "train.samples=null", *begin)
@@ -98,4 +98,4 @@ def test_losses_are_those_of_a_run_that_was_not_stopped(
     run = run.replan(*words, *end)
     assert run.go() == 0, run.stderr()
     rounded = 1e-3 if case in ("bf16", "fp16") else 1e-5
-    np.testing.assert_allclose(run.losses()[-3:], whole.losses()[-3:], rtol=0, atol=rounded)
+    np.testing.assert_allclose(run.losses()[-2:], whole.losses()[-2:], rtol=0, atol=rounded)

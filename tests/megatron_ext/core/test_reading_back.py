@@ -19,7 +19,7 @@ from megatron_ext.train import Training
 from tests.support.megatron_ext.core_layouts import LAYOUTS, MEGATRON, MODELS, SINGLE, arguments_of, saves_alone
 from tests.support.megatron_ext.engine_run import make_run
 
-pytest.importorskip("megatron.core", reason="megatron-core is not installed")
+pytest.importorskip("megatron", reason="megatron-core is not installed")
 
 MIXTRAL = (*MODELS["llama"], "model.experts=4", MEGATRON)
 FILLED = "model.vocab_multiple=64"
@@ -92,8 +92,8 @@ def test_losses_are_those_of_a_run_that_was_not_stopped(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     model, begin, end = CASES[case]
-    stop = 22 if case == "fp16" else 3  # until its scale has come down
-    words = (*model, *SINGLE, FILLED, f"train.lr_decay_iterations={stop + 3}", f"train.iterations={stop + 3}")
+    stop = 22 if case == "fp16" else 2  # until its scale has come down
+    words = (*model, *SINGLE, FILLED, f"train.lr_decay_iterations={stop + 2}", f"train.iterations={stop + 2}")
     whole = make_run(tmp_path / "whole", corpus, *words, *end)
     assert whole.go() == 0, whole.stderr()
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
@@ -109,8 +109,8 @@ def test_losses_are_those_of_a_run_that_was_not_stopped(
     run = make_run(tmp_path / "more", corpus, *words, *end, f"train.load={ours}")
     assert run.go() == 0, run.stderr()
     rounded = 1e-3 if case.startswith(("bf16", "fp16")) else 1e-5
-    assert len(run.losses()) == 3
-    np.testing.assert_allclose(run.losses(), whole.losses()[-3:], rtol=0, atol=rounded)
+    assert len(run.losses()) == 2
+    np.testing.assert_allclose(run.losses(), whole.losses()[-2:], rtol=0, atol=rounded)
 
 
 def save(folder: Path, corpus: Path, *words: str, metadata: dict[str, Any] | None = None) -> None:
