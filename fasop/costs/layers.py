@@ -169,6 +169,11 @@ def why_not_measured(gpu: Gpu, profile: LayerProfile | None, training: Training)
             f"profile {gpu.profile!r} of {gpu.name} has times of model={model.name} in {' and '.join(others)}, not in "
             f"train.precision={precision}: search train.precision={other}, or measure {precision} with 'tdpp profile'"
         )
+    if unlike := profile.unlike(model):
+        return (
+            f"profile {gpu.profile!r} of {gpu.name} has times of model={model.name} with {', '.join(unlike)}, not of "
+            f"this one"
+        )
     return f"profile {gpu.profile!r} of {gpu.name} has no times of model={model.name} (of this shape)"
 
 

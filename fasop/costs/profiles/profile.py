@@ -264,6 +264,14 @@ class LayerProfile:
             return {name for name, module in self.modules.items() if module.is_of(model, model.digest)}
         return {name for name, shape in self.models.items() if shape == Shape.of(model)}
 
+    def unlike(self, model: Model) -> list[str]:
+        """In words, in which keys the model of this name is another one; none where the profile has none."""
+        if isinstance(model, MeasuredModule) or (known := self.models.get(model.name)) is None:
+            return []
+        theirs, own = ({**vars(shape), **shape.options} for shape in (known, Shape.of(model)))
+        keys = [key for key in {**theirs, **own} if key != "options" and theirs.get(key) != own.get(key)]
+        return [f"model.{key}={theirs.get(key, 'the default')}" for key in keys]
+
     def room_for(self, model: Model, precision: Precision) -> int | None:
         """The largest micro-batch that was trained with the whole of a model of this shape; None: not tried."""
         names = self.names(model)

@@ -193,6 +193,16 @@ def test_times_in_16_bit_never_serve_a_run_in_fp32_and_the_user_is_told() -> Non
     assert why_not_measured(A10.gpu, A10.profile, training("train.precision=fp16")) is None
 
 
+def test_of_a_model_whose_sizes_were_changed_it_is_said_which_were_measured() -> None:
+    other = training("train.precision=fp16", "model.sequence_length=2048", "model.swiglu=true")
+    assert why_not_measured(A10.gpu, A10.profile, other) == (
+        "profile 'a10' of A10 has times of model=xl with model.sequence_length=1024, model.swiglu=the default, not of "
+        "this one"
+    )
+    unknown = training("train.precision=fp16", "model.name=mine", "model.heads=8")
+    assert str(why_not_measured(A10.gpu, A10.profile, unknown)).endswith("has no times of model=mine (of this shape)")
+
+
 @pytest.mark.parametrize(
     ("of", "options", "engine", "basis"),
     [

