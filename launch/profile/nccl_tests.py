@@ -236,11 +236,17 @@ def _measured(file: Path, run: Run) -> Measured:
             f"{what}: bus bandwidth is {off[0]:.3g} times algorithm bandwidth, but {bus:.3g} times "
             f"with {run.program} of {ranks} ranks; is it another program's output, or are lines of ranks missing?"
         )
+    gpus = sorted({place.gpu for place in run.places.values()})
+    if len(gpus) > 1:
+        raise LaunchError(
+            f"{what}: ranks of {run.program} are on {' and on '.join(gpus)}; a profile is of one type: measure on "
+            f"nodes of one type, and describe links between types with cluster.links ('tdpp profile links=FILE.yaml')"
+        )
     hosts = {(place.group, place.host) for place in run.places.values()}
     nodes = max(Counter(group for group, _ in hosts).values())
     sharing = max(Counter(host for _, host in hosts).values()) if nodes > 1 else 1
     times = _medians(run.times.get("sum") or next(iter(run.times.values())))  # gradients are summed
     return Measured(
         times=CollectiveTimes(operation=operation, ranks=ranks, nodes=nodes, sharing=sharing, us_by_bytes=times),
-        gpu=next(iter(run.places.values())).gpu,
+        gpu=gpus[0],
     )

@@ -143,8 +143,9 @@ def test_groups_of_a_split_share_the_nodes(tmp_path: Path) -> None:
         ("all_reduce.log", BEGIN + eight() + COLUMNS + ALL_REDUCE.replace("66.11  0", "66.11  7"), "7 wrong"),
         ("all_reduce.log", BEGIN + eight() + COLUMNS + ALL_REDUCE.replace("66.11  0", "66.11  1e+06"), "1000000 wrong"),
         ("all_reduce.log", BEGIN + eight() + COLUMNS.replace(" time", " cputime") + ALL_REDUCE, "measure without -C"),
+        ("sendrecv.log", BEGIN + TWO_NODES[:-4] + "A100\n" + COLUMNS + SEND_RECV, "on NVIDIA A10 and on NVIDIA A100"),
     ],
-    ids=["empty", "unnamed", "other program", "no ranks", "another's", "wrong", "many wrong", "CPU time"],
+    ids=["empty", "unnamed", "other program", "no ranks", "another's", "wrong", "many wrong", "CPU time", "mixed GPUs"],
 )
 def test_what_cannot_be_used_is_refused_with_the_way_out(tmp_path: Path, name: str, text: str, rule: str) -> None:
     (tmp_path / name).write_text(text)
