@@ -107,6 +107,12 @@ class Collectives:
         if known is None or exchange.ranks < 2 or exchange.bytes <= 0:
             return None
         on_node = exchange.on_node(gpus)
+        if between:  # a ring of all GPUs of its nodes has all their cards, one of a GPU on each node a single one
+            nearest = min(_unlike(times, on_node) for alike in known.values() for times, _ in alike)
+            like = {
+                number: [one for one in alike if _unlike(one[0], on_node) <= nearest] for number, alike in known.items()
+            }
+            known = {number: alike for number, alike in like.items() if alike}
         numbers = sorted(known)
         right = bisect_right(numbers, exchange.ranks)
         low, high = numbers[max(0, right - 1)], numbers[min(right, len(numbers) - 1)]
@@ -123,12 +129,17 @@ class Collectives:
         return _link(exchange, (1 - growth) * seconds, growth * seconds)
 
 
+def _unlike(times: CollectiveTimes, on_node: int) -> float:
+    """How far a measurement's ranks on each node are from so many, as a ratio's logarithm."""
+    return abs(math.log(times.ranks / (times.nodes * on_node)))
+
+
 def _parts(
     alike: Sequence[tuple[CollectiveTimes, Curve]], exchange: Exchange, on_node: int, alone: float
 ) -> tuple[float, float]:
     """Seconds that a group alone on its nodes takes in any case, and that grow with the bytes, by the measurement that
     has nearly as many ranks on a node."""
-    times, curve = min(alike, key=lambda one: abs(math.log(one[0].ranks / one[0].nodes / on_node)))
+    times, curve = min(alike, key=lambda one: _unlike(one[0], on_node))
     log_s, growth = curve.at(exchange.bytes)
     return (1 - growth) * math.exp(log_s), growth * math.exp(log_s) / max(times.sharing, alone)
 

@@ -128,6 +128,20 @@ def test_of_two_groups_of_as_many_ranks_that_with_as_many_on_a_node_counts() -> 
         assert found.s_per_byte == pytest.approx(link.s_per_byte, rel=0.1)
 
 
+def test_rings_of_a_gpu_on_each_node_are_not_taken_for_rings_of_all_gpus() -> None:
+    """Nodes of eight GPUs with a card each: of 2 and 4 nodes both were measured. 16 ranks on as many nodes were taken
+    for the 16 of two nodes, which have eight cards, and took a sixth of their time."""
+    operation = Operation.all_reduce
+    card, cards = Link(latency_s=2e-5, s_per_byte=8e-11), Link(latency_s=2e-5, s_per_byte=1e-11)
+    known = Collectives(
+        sampled(operation, each * nodes, link, nodes) for each, link in ((1, card), (8, cards)) for nodes in (2, 4)
+    )
+    for ranks, stride, expected in ((8, 8, card), (16, 8, card), (64, 1, cards)):
+        link = known.link(Exchange(operation, ranks, 2**26, stride), gpus=8, between=True)
+        assert link is not None
+        assert ring(operation, ranks, 2**26, link) == pytest.approx(ring(operation, ranks, 2**26, expected), rel=0.02)
+
+
 def measured(kind: NodeKind, times: list[CollectiveTimes]) -> NodeKind:
     assert kind.profile is not None
     return replace(kind, profile=replace(kind.profile, collectives=times))
