@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from functools import cache
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ PARTICULAR: dict[str, dict[str, Any]] = {
 """What a family has and no other one."""
 
 
-PARTS = 4
+PARTS = 8
 """Of all families, which one test each takes: some take a minute together."""
 
 
@@ -103,6 +104,11 @@ def working(kind: str) -> Any:
 
     Raises what transformers raises, if there is none.
     """
+    return copy.deepcopy(_working(kind))
+
+
+@cache
+def _working(kind: str) -> Any:
     raised: Exception | None = None
     for others in OTHERS:
         try:
