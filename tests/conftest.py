@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rare = item.get_closest_marker("thorough") is not None and not cases.thorough
         another = part is not None and _is_of_other_part(item, part % PARTS)
         (left_out if rare or another else kept).append(item)
-    items[:] = kept
+    items[:] = sorted(kept, key=lambda item: item.get_closest_marker("first") is None)
     config.hook.pytest_deselected(items=left_out)
 
 

@@ -63,6 +63,7 @@ def test_every_layout_learns_nearly_the_same(engine_run: Engine, words: str, mon
     assert losses[BF16] == pytest.approx(losses[FP32], rel=2e-3)
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_over_500_iterations_the_loss_stays_within_a_thousandth(engine_run: Engine) -> None:
     """Of means over 50 iterations, which the noise of single batches does not hide."""

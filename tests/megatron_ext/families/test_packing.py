@@ -238,6 +238,7 @@ def test_documents_of_a_sample_have_the_logits_of_each_alone(kind: str, tmp_path
     assert difference(kind, tmp_path) < 1e-5
 
 
+@pytest.mark.first
 @pytest.mark.slow
 def test_a_family_keeps_documents_apart_or_refuses_to_pack_them(tmp_path: Path) -> None:
     wrong, refused = {}, {}
