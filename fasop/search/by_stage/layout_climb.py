@@ -6,7 +6,8 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from itertools import count, islice
+from itertools import accumulate, count, islice
+from operator import mul
 from typing import NamedTuple
 
 from fasop.costs.arrays import Integers
@@ -25,6 +26,11 @@ plan, at least: of few stages that is more layouts than `Effort.patience`."""
 CLIMBED, MUCH = 1.01, 0.98
 """Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
 it, what is near that comes first."""
+COMMON, ELSEWHERE = 0.5, 1.2
+"""The part of all their stages below which two layouts have few in common. Times the best plan: from one that takes
+longer no climb begins once more."""
+AGAIN = 0.5
+"""The part of `Effort.patience` that such a climb has."""
 SKETCHED = 20
 """Work that it takes to say about how long a layout takes."""
 PROBED, TRIED = 3, 1
@@ -165,22 +171,34 @@ class LayoutClimb:
             self._done.append(begin)
 
     def climb_wider(self) -> None:
-        """Go on near all that was fast, a few layouts whenever its turn comes, until none of so many is faster than the
-        fastest plan, for so much work."""
-        self._fast, tried, fastest = sorted([*self._fast, *self._done]), 0, self.closing.fastest
+        """Go on near all that was fast; where that finds a faster plan, there may be more, but none near that one: then
+        climb once more from the fastest plan that has few stages in common with it."""
+        before = self.closing.fastest
+        self._climb_wider([*self._fast, *self._done], before, self._effort.patience)
+        if self.closing.fastest < before:
+            best, *others = sorted([*self._fast, *self._done], key=lambda one: one.seconds)
+            few = (one for one in others if _common(one.place.layout, best.place.layout) < COMMON)
+            other = next(few, best)
+            if best.seconds < other.seconds <= ELSEWHERE * best.seconds:
+                self._climb_wider([other._replace(rank=other.seconds)], other.seconds, AGAIN * self._effort.patience)
+
+    def _climb_wider(self, begins: Sequence[_Begin], fastest: float, patience: float) -> None:
+        """Search a few layouts near these plans and those found on the way, whenever a plan's turn comes, until none of
+        so many is faster than the fastest of them, for so much work."""
+        self._fast, tried = sorted(begins), 0
         begun, part = self.work, (self.work + WIDE) / max(self._effort.work, 1)
         while self._fast and self._fast[0].rank <= CLIMBED * fastest and not self.over(part):
             begin = self._took_turn(heappop(self._fast))
+            heappush(self._fast, begin)
             for place, one in self._next(begin):
-                self.search(place, one.partitions)
+                found = self.search(place, one.partitions).seconds
                 tried += 1
-                if self.closing.fastest < fastest:
-                    tried, begun, fastest = 0, self.work, self.closing.fastest
-                if tried >= self._effort.patience and self.work >= begun + IN_VAIN:
+                if found < fastest:
+                    tried, begun, fastest = 0, self.work, found
+                if tried >= patience and self.work >= begun + IN_VAIN:
                     return
                 if fastest < MUCH * begin.seconds:
                     break
-            heappush(self._fast, begin)
 
     def _took_turn(self, begin: _Begin) -> _Begin:
         rest = self._near(begin) if begin.rest is None else begin.rest
@@ -219,3 +237,12 @@ class LayoutClimb:
                     yield where, one
 
         return tuple(_Rest(unseen(group), []) for group in groups.values())
+
+
+def _common(one: Layout, other: Layout) -> float:
+    """The part of all stages of two layouts that both have, on the same GPUs."""
+    some, others = (
+        {*zip(accumulate(map(mul, of.tensors, of.replicas)), of.tensors, of.replicas, strict=True)}
+        for of in (one, other)
+    )
+    return len(some & others) / len(some | others)
