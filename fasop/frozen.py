@@ -23,7 +23,7 @@ else:
         if not names or not changes.keys() <= names.keys():
             return dataclasses.replace(one, **changes)
         known = vars(one)
-        values = {name: known[name] for name in names}
+        values = dict(known) if len(known) == len(names) else {name: known[name] for name in names}
         values.update(changes)
         made = object.__new__(kind)
         object.__setattr__(made, "__dict__", values)

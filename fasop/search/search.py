@@ -25,7 +25,7 @@ from fasop.costs.training import Training
 from fasop.frozen import replace
 from fasop.search.order_search import BestOrder, Bounded, best_of_first, climb, search_partitions
 from fasop.search.plan import Fault, Plan, by_time, no_fault
-from fasop.search.space.candidates import Candidates, Space, raise_known
+from fasop.search.space.candidates import Candidates, Space, bound_options, raise_known
 
 FIRST, BATCH = 16, 64
 """Candidates of which partitions are searched together, at first and at most; what they give may leave out others."""
@@ -186,7 +186,9 @@ def bound_together(walks: Sequence[SpaceSearch]) -> None:
         if walk.wanted:
             alike[tuple(kind.name for kind in walk.space.kinds)].append(walk)
     for some in alike.values():
-        raise_known([walk.space for walk in some], [walk.of_worth for walk in some])
+        of_some = [walk.space for walk in some], [walk.of_worth for walk in some]
+        raise_known(*of_some)
+        bound_options(*of_some)
 
 
 class SpaceSearch:

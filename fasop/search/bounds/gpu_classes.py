@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,13 @@ def micro_batches_of(one: Training, kinds: Sequence[NodeKind]) -> tuple[int, int
     return (max(counts), most) if of_most else (min(counts), parallel.data)
 
 
+def of_each(plans: Sequence[Training], of: Callable[[Training], object]) -> NDArray[Any]:
+    """[plans, ...]: what is said of each, of which many are the same object."""
+    distinct = {id(one): one for one in plans}
+    place = {number: at for at, number in enumerate(distinct)}
+    return np.array([*map(of, distinct.values())])[[place[id(one)] for one in plans]]
+
+
 def gpus_of_sets(sets: Sequence[Sequence[NodeKind]]) -> Integers:
     """[sets, kinds]"""
     known = {id(kinds): [kind.gpus * kind.group.count for kind in kinds] for kinds in sets}
@@ -72,17 +79,19 @@ def classes_of(
     lie on unlike GPUs, and `gpus` [plans, kinds] how many there are. What sums take is left out of `busy`."""
     fastest, forward, backward = _fastest_first(times)
     gpus = np.take_along_axis(gpus, fastest, axis=1)
-    tensor, pipeline = np.array([(one.parallel.tensor_size, one.parallel.pipeline) for one in plans]).T
+    tensor, pipeline = of_each(plans, lambda one: (one.parallel.tensor_size, one.parallel.pipeline)).T
     most, (count, replicas) = pipeline.max(), counts
     sizes = [*zip(pipeline.tolist(), count.tolist(), strict=True)]
-    passes = _stacked([_passes(way.schedule, way.chunks, *size, most) for size in sizes])
+    places = {size: place for place, size in enumerate(dict.fromkeys(sizes))}
+    rows = [places[size] for size in sizes]
+    passes = np.stack([_passes(way.schedule, way.chunks, *size, most) for size in places])[rows]
     ahead, back = passes.transpose(1, 0, 2, 3)[..., np.newaxis, :]
     left = ahead * forward[:, np.newaxis, :, np.newaxis] + back * backward[:, np.newaxis, :, np.newaxis]
     every = np.arange(len(plans))
     last = passes[every, :, -1, pipeline - 1]
     heads = np.take_along_axis((last[:, np.newaxis] * head).sum(axis=2), fastest, axis=1)
-    turn = np.array([[way.schedule.definition.in_turn(*size)] for size in sizes])
-    then = np.array([_then(way.schedule, way.chunks, *size) for size in sizes])
+    turn = np.array([[way.schedule.definition.in_turn(*size)] for size in places])[rows]
+    then = np.array([_then(way.schedule, way.chunks, *size) for size in places])[rows]
     shares = np.cumsum(gpus, axis=1) / (tensor * replicas)[:, np.newaxis]
     if len({kind.gpus for kind in kinds}) == 1:
         for row in np.nonzero(mixed)[0].tolist():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Bools, Floats
 from fasop.costs.hardware import NodeKind
 from fasop.costs.layers import LayerTimes
 from fasop.costs.parallelism import Parallelism
@@ -29,6 +29,7 @@ from fasop.search.bounds.gpu_classes import (
     gpus_of_sets,
     has_heterogeneous_replicas,
     micro_batches_of,
+    of_each,
 )
 from fasop.search.bounds.iteration_bounds import (
     Beside,
@@ -64,6 +65,8 @@ class LowerBounds:
         """The plans of sets of nodes that have the same ones, by what decides which these are."""
         self.cuts: dict[tuple[int, ...], list[tuple[int, Schedule, int]]] = {}
         """The numbers of those that can have a schedule, with each schedule and number of chunks, by the same."""
+        self.runs_as: dict[tuple[tuple[int, ...], Schedule, int], Bools] = {}
+        """Which of these have a schedule and number of chunks."""
         self.options: dict[tuple[tuple[int, ...], tuple[int, Schedule, int]], list[Training]] = {}
         """The options of each of these."""
         self.pipelines: dict[tuple[Nodes, Parallelism], Pipelines] = {}
@@ -174,13 +177,13 @@ class LowerBounds:
             return np.zeros(0)
         kinds, whole, every = sets[0], plans[0].blocks.alike, np.ones(len(plans), bool)
         some, layers = self._on_links.some(kinds), plans[0].blocks.layers if whole else 1
-        seconds = np.array([self._of_kinds(one, way.recompute, some).seconds for one in plans])
+        seconds = of_each(plans, lambda one: self._of_kinds(one, way.recompute, some).seconds)
         if whole:
             units, times = np.full(len(plans), float(layers)), seconds[:, 2]
         else:
             units, times = self._units(plans, way, some)
-        count, replicas = np.array([micro_batches_of(one, kinds) for one in plans]).T
-        mixed = np.array([has_heterogeneous_replicas(one, kinds) for one in plans])
+        count, replicas = of_each(plans, lambda one: micro_batches_of(one, kinds)).T
+        mixed = of_each(plans, lambda one: has_heterogeneous_replicas(one, kinds))
         unlike = mixed & (len(kinds) > 2)  # of which classes in twos say something alone
         gpus = gpus_of_sets(sets)
         classes = classes_of(plans, way, kinds, times, seconds[:, 1], (count, replicas), mixed, gpus)

@@ -10,10 +10,9 @@ from functools import cached_property, lru_cache, partial
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from conf.schema.values.partition import Shares
-from fasop.costs.arrays import Floats, Integers
+from fasop.costs.arrays import Bools, Floats, Integers
 from fasop.costs.hardware import NodeKind, gpus_of
 from fasop.costs.layers import measured_tensor_sizes
 from fasop.costs.parallelism import Parallelism
@@ -38,6 +37,8 @@ LONG = 4096
 """Tokens that each of the ranks that share sequences has at least, where nobody asks for others."""
 KEPT = 2**13
 """Nodes, in all orders, sizes and options together, whose pipelines are kept: a search comes back to a few of them."""
+FEW_LEFT = 0.25
+"""The part of all sizes that bounds leave, at most, where options of all of these are bounded together."""
 MOST_REPLICAS = 1024
 """Replicas, at most: each may have a share of its own."""
 
@@ -161,9 +162,12 @@ class Space:
         """Whether bounds of its sizes were needed before, and are known."""
         return "known" in vars(self)
 
-    def _runs_as(self, schedule: Schedule, chunks: int) -> NDArray[np.bool_]:
+    def _runs_as(self, schedule: Schedule, chunks: int) -> Bools:
         """[numbers]: whether each is of that schedule."""
-        return np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
+        known, key = self._bounds.runs_as, (self._key, schedule, chunks)
+        if key not in known:
+            known[key] = np.array([way == [schedule, chunks] for _, *way in self._cuts], bool)
+        return known[key]
 
     def _runs(self, one: Training, schedule: Schedule, chunks: int) -> bool:
         return self._choices.runs(one.parallel, schedule, chunks, one.model, one.engine)
@@ -235,14 +239,20 @@ class Space:
         what computes layers again those of what does not, where these are not `worth` it."""
         found, left = np.zeros(len(options)), defaultdict[Way, list[int]](list)
         for place, option in enumerate(options):
-            way = Way.of(option.parallel)
-            quick = self._of_ways.get((way._replace(recompute=Recompute.none), option.parallel.sharded_optimizer))
-            found[place] = np.nan if quick is None else quick[number]
+            way, sharded = Way.of(option.parallel), option.parallel.sharded_optimizer
+            found[place] = self._bound_of(number, way._replace(recompute=Recompute.none), sharded)
             if np.isnan(found[place]) or (way.recompute is not Recompute.none and worth(found[place : place + 1])[0]):
-                left[way].append(place)
+                found[place] = self._bound_of(number, way, sharded)
+                if np.isnan(found[place]):
+                    left[way].append(place)
         for way, places in left.items():
             found[places] = self._bounds.of([options[place] for place in places], way, self.kinds, worth)
         return found
+
+    def _bound_of(self, number: int, way: Way, sharded: bool) -> float:
+        """What is known of these sizes that go that way; nan where nothing is."""
+        known = self._of_ways.get((way, sharded))
+        return np.nan if known is None else float(known[number])
 
     def built(self, number: int, nodes: Sequence[Nodes], options: Sequence[Training] | None = None) -> list[Candidates]:
         """All options, or these, in such orders as fit into memory with some partition, and are worth a look."""
@@ -283,35 +293,15 @@ class Space:
 def raise_known(spaces: Sequence[Space], worths: Sequence[Worth]) -> None:
     """Do as `Space.raise_known` of spaces of one training on sets of nodes of the same kinds, together, which takes
     less time; `worths` are of each."""
-    first = spaces[0]
-    choices, some = first._choices, [worth(space.known) for space, worth in zip(spaces, worths, strict=True)]
-    for schedule, chunks in choices.ways:
-        rows = [
-            np.nonzero(space._runs_as(schedule, chunks) & wanted & ~space._raised)[0]
-            for space, wanted in zip(spaces, some, strict=True)
-        ]
-        here = [
-            (space, numbers, worth) for space, numbers, worth in zip(spaces, rows, worths, strict=True) if len(numbers)
-        ]
-        if not here:
-            continue
-        every = [(sharded, *one) for sharded in choices.sharded_optimizer for one in here]
-        ends = np.cumsum([len(numbers) for _, _, numbers, _ in every])[:-1]
-        of_worth = partial(_of_parts, [worth for *_, worth in every], ends)
-        plans = [
-            space._with(sharded)[space._cuts[number][0]] for sharded, space, numbers, _ in every for number in numbers
-        ]
-        sets = [space.kinds for _, space, numbers, _ in every for _ in numbers]
-        least = [np.full(len(numbers), np.inf) for _, numbers, _ in here]
-        for way in (Way(schedule, chunks, one) for one in quickest(choices.recompute)):
-            bounds = np.split(first._bounds.of_sets(plans, way, sets, of_worth), ends)
-            for place, ((sharded, space, numbers, _), found) in enumerate(zip(every, bounds, strict=True)):
-                space._of_ways.setdefault((way, sharded), np.full(len(space), np.nan))[numbers] = found
-                least[place % len(here)] = np.minimum(least[place % len(here)], found)
-        for (space, numbers, _), found in zip(here, least, strict=True):
-            space.known[numbers] = np.maximum(found, space.known[numbers])
+    choices, of_worth = spaces[0]._choices, [worth(space.known) for space, worth in zip(spaces, worths, strict=True)]
+    some = [wanted & ~space._raised for space, wanted in zip(spaces, of_worth, strict=True)]
+    for schedule, chunks in choices.ways if any(map(np.any, some)) else ():
+        here = _parts_of(schedule, chunks, spaces, some, worths)
+        every = [_bounded_together(here, Way(schedule, chunks, one)) for one in quickest(choices.recompute)]
+        for (space, numbers, _), *found in zip(here, *every, strict=True):
+            space.known[numbers] = np.maximum(np.min(found, axis=0), space.known[numbers])
     for space, wanted, worth in zip(spaces, some, worths, strict=True):
-        new = np.nonzero(wanted & ~space._raised & worth(space.known))[0]
+        new = np.nonzero(wanted & worth(space.known))[0]
         if space._training.parallel.zero and len(new):
             places = [space._cuts[number][0] for number in new]
             sized = ([space._with(sharded)[place] for place in places] for sharded in choices.sharded_optimizer)
@@ -320,7 +310,52 @@ def raise_known(spaces: Sequence[Space], worths: Sequence[Worth]) -> None:
         space._raised |= wanted
 
 
-def _of_parts(worths: Sequence[Worth], ends: Integers, seconds: Floats) -> NDArray[np.bool_]:
+def bound_options(spaces: Sequence[Space], worths: Sequence[Worth]) -> None:
+    """Bound the options that take longer than others of all sizes whose `known` is raised and still of worth, as
+    `raise_known` does, if these are few: one by one they take longer."""
+    choices = spaces[0]._choices
+    some = [space._raised & worth(space.known) for space, worth in zip(spaces, worths, strict=True)]
+    if sum(map(np.count_nonzero, some)) > FEW_LEFT * sum(map(len, spaces)):
+        return
+    for schedule, chunks in choices.ways:
+        here = _parts_of(schedule, chunks, spaces, some, worths)
+        for one in choices.recompute:
+            if one not in quickest(choices.recompute):
+                _bounded_together(here, Way(schedule, chunks, one))
+
+
+_Part = tuple[Space, Integers, Worth]
+"""Numbers of a space, and what seconds of it are of worth."""
+
+
+def _parts_of(
+    schedule: Schedule, chunks: int, spaces: Sequence[Space], some: Sequence[Bools], worths: Sequence[Worth]
+) -> list[_Part]:
+    """List the numbers of that schedule, of those that are wanted of each space, where there are any."""
+    rows = [np.nonzero(space._runs_as(schedule, chunks) & of)[0] for space, of in zip(spaces, some, strict=True)]
+    return [part for part in zip(spaces, rows, worths, strict=True) if len(part[1])]
+
+
+def _bounded_together(parts: Sequence[_Part], way: Way) -> list[Floats]:
+    """Bounds of the numbers of each part that go that way, at least, with a sharded optimizer and without; the spaces
+    keep both."""
+    if not parts:
+        return []
+    every = [(sharded, *part) for sharded in parts[0][0]._choices.sharded_optimizer for part in parts]
+    ends = np.cumsum([len(numbers) for _, _, numbers, _ in every])[:-1]
+    plans, sets = list[Training](), list[Sequence[NodeKind]]()
+    for sharded, space, numbers, _ in every:
+        sized = space._with(sharded)
+        plans += [sized[space._cuts[number][0]] for number in numbers.tolist()]
+        sets += [space.kinds] * len(numbers)
+    of_worth = partial(_of_parts, [worth for *_, worth in every], ends)
+    bounds = np.split(parts[0][0]._bounds.of_sets(plans, way, sets, of_worth), ends)
+    for (sharded, space, numbers, _), found in zip(every, bounds, strict=True):
+        space._of_ways.setdefault((way, sharded), np.full(len(space), np.nan))[numbers] = found
+    return [np.min(bounds[place :: len(parts)], axis=0) for place in range(len(parts))]
+
+
+def _of_parts(worths: Sequence[Worth], ends: Integers, seconds: Floats) -> Bools:
     """Whether seconds are of worth, of which each part, up to one of the ends, has a worth of its own."""
     return np.concatenate([worth(part) for worth, part in zip(worths, np.split(seconds, ends), strict=True)])
 

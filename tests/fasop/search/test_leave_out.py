@@ -18,9 +18,10 @@ from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.inputs import read, scattering
 from fasop.search.run import best_plans
 from fasop.search.search import Best, explore
-from fasop.search.space.candidates import Space, raise_known
+from fasop.search.space.candidates import Space, bound_options, raise_known
 from fasop.search.space.node_sets import MOST as MOST_CLUSTERS
 from fasop.search.space.node_sets import clusters, step
+from megatron_ext.contract.parallel_config import Recompute
 from tests.support.fasop.plans import MEGATRON, kinds, mixed
 from tests.support.fasop.searches import A10X8, KEYS, PLAIN, bounds, search, space
 
@@ -54,6 +55,31 @@ def test_sets_of_nodes_that_are_bounded_together_know_what_each_knows_by_itself(
         assert np.array_equal(one.known[known < limit], known[known < limit])
         assert (one.known <= known).all()
     assert sum(map(len, spaces)) > 100
+
+
+def test_options_that_are_bounded_together_have_the_bounds_that_each_has_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As far as they are of worth."""
+    monkeypatch.setattr("fasop.search.space.candidates.FEW_LEFT", 1.0)
+    inputs = read(["experiment=seed_a100x1_a10x7", "cluster.groups.hgx.gpus_per_node=2"])
+    sets, shared = [some for some in clusters(inputs.kinds) if len(some) == 2], LowerBounds(inputs.kinds)
+    spaces = [Space(inputs.training, some, inputs.choices, shared) for some in sets]
+    worths = [partial(np.greater, 1.5 * float(bounds(one).min()) if len(one) else np.inf) for one in spaces]
+    raise_known(spaces, worths)
+    bound_options(spaces, worths)
+    known = {way.recompute: found for one in spaces for (way, _), found in one._of_ways.items()}
+    assert {*known} == {*inputs.choices.recompute}
+    of_full = 0
+    for one, worth in zip(spaces, worths, strict=True):
+        alone = Space(inputs.training, one.kinds, inputs.choices)
+        for number in np.nonzero(worth(one.known))[0].tolist():
+            together, apart = (some.bounds(number, one.options(number), worth) for some in (one, alone))
+            assert np.array_equal(worth(together), worth(apart))
+            assert np.array_equal(together[worth(apart)], apart[worth(apart)])
+            ways = [option.parallel.recompute.way for option in one.options(number)]
+            of_full += sum(worth(apart) & [way is Recompute.full for way in ways])
+    assert 0 < of_full < sum(map(len, spaces))
 
 
 def test_a_search_out_of_time_for_sets_of_nodes_goes_on_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
