@@ -82,7 +82,7 @@ FLOORS = {
         "training",
     ],
     "fasop": [
-        "errors bits frozen",
+        "errors bits frozen garbage",
         "costs",
         "compiled",
         "simulation",

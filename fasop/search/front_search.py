@@ -9,6 +9,7 @@ import numpy as np
 
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.garbage import seldom_collected
 from fasop.search.arguments import Arguments, First
 from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.common_steps import (
@@ -112,7 +113,7 @@ def _explore(inputs: Inputs, asked: Inputs, means: Sequence[Inputs], kept: Front
     sets = node_sets.with_room(inputs.training, clusters)
     if not sets:
         return Coverage(sizes=0, searched=0, climbed=0, least=np.inf), 0
-    with bar("searching", phases=2) as progress:
+    with seldom_collected(), bar("searching", phases=2) as progress:
         spaces, unlike = spaces_on(inputs, sets, bounds), spaces_on(inputs, sets, bounds, uneven=True)
         seen = explore(spaces, kept, progress, _until(last), sketched=bool(kept.plans))
         seen += explore(unlike, kept, progress, _until(last), sketched=bool(kept.plans))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fasop.costs.hardware import NodeKind
 from fasop.errors import SearchError
+from fasop.garbage import seldom_collected
 from fasop.search.arguments import Arguments
 from fasop.search.bounds.lower_bound import LowerBounds
 from fasop.search.common_steps import (
@@ -99,7 +100,7 @@ def _ranked(inputs: Inputs, args: Arguments, asked: Inputs, means: Sequence[Inpu
     if not sets:
         return None
     bounds = LowerBounds(inputs.kinds)
-    with bar("searching", phases=4 if args.prove else 2) as progress:
+    with seldom_collected(), bar("searching", phases=4 if args.prove else 2) as progress:
         spaces = spaces_on(inputs, sets, bounds)
         seen = _explore_sets(spaces, best, progress, begun)
         least, even = seen.least, best.plans[:1]
