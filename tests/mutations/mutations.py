@@ -90,7 +90,7 @@ JUDGE = (
     Mutation(_CAUSES, "return None if node.alive else True", "return True", _JUDGED + "test_verdict.py"),
     Mutation(_CAUSES, "if node.exit_code < 0:", "if node.exit_code < -100:", _JUDGED + "test_verdict.py"),
     Mutation(_CAUSES, "key=lambda cause: cause.unix)", "key=lambda cause: -cause.unix)", _JUDGED + "test_verdict.py"),
-    Mutation(_CAUSES, "if ranks_told:", "if not ranks_told:", _JUDGED + "test_status_text.py"),
+    Mutation(_CAUSES, "if ranks_told:", "if not ranks_told:", _JUDGED + "test_verdict.py"),
     Mutation(_PROGRESS, "STALL_LINES = 5", "STALL_LINES = 50", _JUDGED + "test_verdict.py"),
     Mutation(
         _PROGRESS,
