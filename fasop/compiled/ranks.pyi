@@ -10,7 +10,7 @@ Numbers = NDArray[np.intc]
 def rank_steps(
     lists: Sequence[Numbers], places: Numbers, tensors: Numbers, replicas: Numbers, micro_batches: int
 ) -> Numbers: ...
-def column_ends(
+def rank_ends(
     steps: Numbers,
     messages: int,
     compute: Floats,

@@ -6,10 +6,46 @@ import numpy as np
 from fasop.compiled.passes cimport FORWARD, LANES, WEIGHT
 
 
-cdef enum:
-    RECEIVE = 4
-    SEND_FORWARD = 5
-    SEND_BACKWARD = 6
+cdef extern from *:
+    """
+    #define RECEIVE 4
+    #define SEND_FORWARD 5
+    /* Steps of ranks with LANES partitions at once; for what they take see `rank_ends`. */
+    #define STEPS(NAME, WIDTH, TARGET) \
+    VECTORS(NAME, WIDTH, TARGET) \
+    TARGET static void NAME##_steps(const int *step, Py_ssize_t count, double *now, double *arrives, double *free, \
+                                    const double *compute, const double *send, const double *busy, const int *row, \
+                                    const int *link, int ranks) { \
+        for (; count; count--, step += 3) { \
+            int does = step[0], rank = step[1], way = does - SEND_FORWARD; \
+            double *here = now + LANES * (Py_ssize_t)rank, *there = arrives + LANES * (Py_ssize_t)step[2]; \
+            const double *takes = compute + LANES * (4 * (Py_ssize_t)row[rank] + does); \
+            if (does >= RECEIVE) \
+                takes = send + LANES * (2 * (Py_ssize_t)row[rank] + way); \
+            for (int lane = 0; lane < LANES; lane += WIDTH) { \
+                NAME##_some done = *(NAME##_some *)(here + lane); \
+                if (does < RECEIVE) \
+                    *(NAME##_some *)(here + lane) = done + *(const NAME##_some *)(takes + lane); \
+                else if (does == RECEIVE) \
+                    *(NAME##_some *)(here + lane) = NAME##_later(done, *(NAME##_some *)(there + lane)); \
+                else { \
+                    double *queue = free + LANES * (Py_ssize_t)link[ranks * way + rank] + lane; \
+                    const double *holds = busy + LANES * (2 * (Py_ssize_t)row[rank] + way) + lane; \
+                    done = NAME##_later(done, *(NAME##_some *)queue); \
+                    *(NAME##_some *)queue = done + *(const NAME##_some *)holds; \
+                    *(NAME##_some *)(there + lane) = done + *(const NAME##_some *)(takes + lane); \
+                } \
+            } \
+        } \
+    }
+    OF_EACH_WIDTH(STEPS)
+    #define STEPPED WIDEST(_steps)
+    """
+    enum:
+        RECEIVE
+        SEND_FORWARD
+    void STEPPED(const int *, Py_ssize_t, double *, double *, double *, const double *, const double *, const double *,
+                 const int *, const int *, int) noexcept
 
 
 def rank_steps(lists, const int[:, ::1] places, const int[::1] tensors, const int[::1] replicas, int micro_batches):
@@ -69,51 +105,50 @@ def rank_steps(lists, const int[:, ::1] places, const int[::1] tensors, const in
     return steps.base[:found].copy()
 
 
-def column_ends(
-    const int[:, ::1] steps, int messages, const double[:, :, :, ::1] compute, const double[:, :, :, ::1] send,
-    const double[:, :, :, ::1] busy, const double[:, :, ::1] start, const int[::1] row, const int[:, ::1] link,
+cdef void _load(double[:, :, ::1] block, const double[:, :, :] every, Py_ssize_t first) noexcept:
+    """Takes LANES partitions from the first one on; behind the last one that again."""
+    cdef Py_ssize_t row, kind, lane, last = every.shape[2] - 1
+    for row in range(every.shape[0]):
+        for kind in range(every.shape[1]):
+            for lane in range(LANES):
+                block[row, kind, lane] = every[row, kind, min(first + lane, last)]
+
+
+def rank_ends(
+    const int[:, ::1] steps, int messages, const double[:, :, :] compute, const double[:, :, :] send,
+    const double[:, :, :] busy, const double[:, :] start, const int[::1] row, const int[:, ::1] link,
 ):
-    """[blocks, ranks, 8]: when each rank has done its last step, with each of 8 partitions of a block.
+    """[ranks, partitions]: when each rank has done its last step.
 
     Args:
         steps: as `rank_steps` returns them.
         messages: more than the number of any.
-        compute: [blocks, rows, kinds, 8]
-        send: [blocks, rows, 2, 8]: what a message takes forward and backward.
-        busy: [blocks, rows, 2, 8]: for how long it occupies its link.
-        start: [blocks, ranks, 8]
+        compute: [rows, kinds, partitions]
+        send: [rows, 2, partitions]: what a message takes forward and backward.
+        busy: [rows, 2, partitions]: for how long it occupies its link.
+        start: [ranks, partitions]
         row: [ranks]: which row has a rank's times.
         link: [2, ranks]: the number of the link of a rank's messages.
     """
-    cdef Py_ssize_t block, number, column
-    cdef int does, rank, way
-    cdef double leaves
-    cdef double *here
-    cdef double *there
-    cdef double *free
-    cdef const double *takes
-    cdef const double *holds
-    cdef double[:, :, ::1] now = np.array(start)
-    cdef double[:, ::1] arrives = np.empty((messages, LANES)), free_from = np.empty((2 * start.shape[1], LANES))
-    for block in range(start.shape[0]):
-        free_from[:] = 0
-        for number in range(steps.shape[0]):
-            does, rank = steps[number, 0], steps[number, 1]
-            here = &now[block, rank, 0]
-            if does < RECEIVE:
-                takes = &compute[block, row[rank], does, 0]
-                for column in range(LANES):
-                    here[column] += takes[column]
-            elif does == RECEIVE:
-                there = &arrives[steps[number, 2], 0]
-                for column in range(LANES):
-                    here[column] = there[column] if there[column] > here[column] else here[column]
-            else:
-                way = does - SEND_FORWARD
-                there, free = &arrives[steps[number, 2], 0], &free_from[link[way, rank], 0]
-                takes, holds = &send[block, row[rank], way, 0], &busy[block, row[rank], way, 0]
-                for column in range(LANES):
-                    leaves = here[column] if here[column] > free[column] else free[column]
-                    free[column] = leaves + holds[column]
-                    there[column] = leaves + takes[column]
-    return now.base
+    cdef int ranks = start.shape[0], rank
+    cdef Py_ssize_t first, lane, rows = compute.shape[0]
+    cdef double[:, :, ::1] taken = np.empty((rows, 4, LANES)), sent = np.empty((rows, 2, LANES))
+    cdef double[:, :, ::1] held = np.empty((rows, 2, LANES))
+    cdef double[:, ::1] now = np.empty((ranks, LANES)), arrives = np.empty((messages, LANES))
+    cdef double[:, ::1] free = np.empty((2 * ranks, LANES)), found = np.empty((ranks, start.shape[1]))
+    for first in range(0, start.shape[1], LANES):
+        _load(taken, compute, first)
+        _load(sent, send, first)
+        _load(held, busy, first)
+        free[:] = 0
+        for rank in range(ranks):
+            for lane in range(LANES):
+                now[rank, lane] = start[rank, min(first + lane, start.shape[1] - 1)]
+        STEPPED(
+            &steps[0, 0], steps.shape[0], &now[0, 0], &arrives[0, 0], &free[0, 0], &taken[0, 0, 0], &sent[0, 0, 0],
+            &held[0, 0, 0], &row[0], &link[0, 0], ranks,
+        )
+        for rank in range(ranks):
+            for lane in range(min(LANES, start.shape[1] - first)):
+                found[rank, first + lane] = now[rank, lane]
+    return found.base

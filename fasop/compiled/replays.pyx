@@ -14,18 +14,12 @@ from fasop.compiled.passes cimport FORWARD, LANES, WEIGHT
 
 cdef extern from *:
     """
-    /* Actions of LANES pipelines at once. Compilers do not turn a loop with a maximum into vector instructions by
-       themselves, and each processor is the fastest with the widest vectors that it has. */
+    /* Actions of LANES pipelines at once. */
     #define COLUMNS 7
     #define REPLAY(NAME, WIDTH, TARGET) \
-    typedef double NAME##_some __attribute__((vector_size(8 * WIDTH), aligned(8), may_alias)); \
-    typedef long long NAME##_mask __attribute__((vector_size(8 * WIDTH))); \
-    TARGET static inline NAME##_some NAME##_later(NAME##_some one, NAME##_some other) { \
-        NAME##_mask later = other > one; \
-        return (NAME##_some)((later & (NAME##_mask)other) | (~later & (NAME##_mask)one)); \
-    } \
-    TARGET static void NAME(const int *action, Py_ssize_t count, double *ends, const double *compute, \
-                            const double *send) { \
+    VECTORS(NAME, WIDTH, TARGET) \
+    TARGET static void NAME##_replay(const int *action, Py_ssize_t count, double *ends, const double *compute, \
+                                     const double *send) { \
         for (; count; count--, action += COLUMNS) { \
             double *now = ends + LANES * (Py_ssize_t)action[1], *message = ends + LANES * (Py_ssize_t)action[4]; \
             const double *other = ends + LANES * (Py_ssize_t)action[3]; \
@@ -61,16 +55,8 @@ cdef extern from *:
             } \
         } \
     }
-    REPLAY(replay_by_2, 2, )
-    #ifdef __x86_64__
-    REPLAY(replay_by_4, 4, __attribute__((target("avx2"))))
-    REPLAY(replay_by_8, 8, __attribute__((target("avx512f"))))
-    #define WIDEST(NAME) (__builtin_cpu_supports("avx512f") ? replay_by_8##NAME : \
-                          __builtin_cpu_supports("avx2") ? replay_by_4##NAME : replay_by_2##NAME)
-    #else
-    #define WIDEST(NAME) replay_by_2##NAME
-    #endif
-    #define REPLAYED WIDEST()
+    OF_EACH_WIDTH(REPLAY)
+    #define REPLAYED WIDEST(_replay)
     #define REPLAYED_IN_QUEUES WIDEST(_in_queues)
     """
     enum:

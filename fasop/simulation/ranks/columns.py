@@ -26,9 +26,7 @@ from megatron_ext.contract.schedule.schedules import PARTS, SCHEDULES, Action, A
 
 Steps = NDArray[np.intc]
 """[steps, 3]: what is done, by which of the ranks shown, and the number of the message; 0 of a pass."""
-Ints = NDArray[np.int64]
-TOGETHER = 8
-"""Partitions that are replayed together where the loop is compiled."""
+Ints = NDArray[np.intc]
 
 
 class Does(IntEnum):
@@ -84,7 +82,7 @@ class ColumnReplay:
         """[ranks, partitions]: when each rank has done its last action."""
         different = {id(one): one for one in shown}
         numbers = {key: number for number, key in enumerate(different)}
-        row = np.array([numbers[id(one)] for one in shown])
+        row = np.array([numbers[id(one)] for one in shown], np.intc)
         every = [*different.values()]
         times = np.array([[one.forward[0], *(part * one.backward[0] for part in PARTS.values())] for one in every])
         send, busy = (
@@ -93,22 +91,9 @@ class ColumnReplay:
         )
         start = np.array([one.optimizer for one in every])[row] - first
         one_way, ranks = [one.one_way_out or self.layout.stages == 2 for one in shown], np.arange(len(shown))
-        link = np.array([ranks, np.where(one_way, ranks, ranks + len(shown))])
-        replay = _compiled if hasattr(compiled, "column_ends") else _replayed
+        link = np.array([ranks, np.where(one_way, ranks, ranks + len(shown))], np.intc)
+        replay = compiled.rank_ends if hasattr(compiled, "rank_ends") else _replayed
         return replay(self.steps, self._messages, times, send, busy, start, row, link)
-
-
-def _compiled(
-    steps: Steps, messages: int, times: Floats, send: Floats, busy: Floats, start: Floats, row: Ints, link: Ints
-) -> Floats:
-    """Do as `_replayed`."""
-    count = start.shape[-1]
-    blocks = [np.minimum(np.arange(at, at + TOGETHER), count - 1) for at in range(0, count, TOGETHER)]
-    taken, sent, held, begun = (
-        np.ascontiguousarray(np.moveaxis(of[..., blocks], -2, 0)) for of in (times, send, busy, start)
-    )
-    ends = compiled.column_ends(steps, messages, taken, sent, held, begun, row.astype(np.intc), link.astype(np.intc))
-    return np.moveaxis(ends, 0, 1).reshape(len(row), -1)[:, :count]
 
 
 def _replayed(
