@@ -22,8 +22,11 @@ _CUDA = "torch.cuda."
 _MAKERS = (
     *("empty", "zeros", "ones", "full", "tensor", "as_tensor", "arange", "linspace", "eye", "rand", "randn", "randint"),
     *("randperm", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like"),
+    *("asarray", "scalar_tensor", "empty_strided", "logspace", "tril_indices", "triu_indices"),
 )
 """Functions of torch that are told a device."""
+_METHODS = ("new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "new_empty_strided")
+"""Those of a tensor."""
 
 
 def _elsewhere(keywords: Dict[str, Any]) -> Dict[str, Any]:
@@ -120,6 +123,7 @@ def begin() -> None:
         },
         torch: {name: _on_cpu(getattr(torch, name)) for name in _MAKERS},
         Tensor: {
+            **{name: _on_cpu(getattr(Tensor, name)) for name in _METHODS},
             "record_stream": lambda *_: None,
             "cuda": lambda tensor, *_, **__: tensor,
             "to": _moved(Tensor.to),
