@@ -77,7 +77,7 @@ class NodeKind:
         known = self.collectives
         if known is None:
             return None
-        return known.link(exchange, gpus=self.gpus, between=between, alone=self.alone(exchange) if between else 1.0)
+        return known.link(exchange, gpus=self.gpus, between=between, nics=self.group.nics if between else 1)
 
     def within(self, exchange: Exchange) -> Link[float]:
         """The link between two GPUs of a node, by what they exchange where that was measured."""

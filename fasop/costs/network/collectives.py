@@ -99,28 +99,26 @@ class Collectives:
             of_place = self._known.setdefault((one.operation, one.nodes > 1), {})
             of_place.setdefault(ranks, []).append((one, Curve(one.us_by_bytes)))
 
-    def link(self, exchange: Exchange, *, gpus: int, between: bool, alone: float = 1.0) -> Link[float] | None:
-        """The link whose ring takes as long as was measured, for one group on nodes of so many GPUs; None: not
-        measured, or there is nobody to exchange anything with. One group by itself took as long as so many (`alone`)
-        that share all cards of a node."""
+    def link(self, exchange: Exchange, *, gpus: int, between: bool, nics: int = 1) -> Link[float] | None:
+        """The link whose ring takes as long as was measured, for one group that has all cards (`nics`) of its nodes,
+        which have so many GPUs; None: not measured, or there is nobody to exchange anything with."""
         known = self._known.get((exchange.operation, between))
         if known is None or exchange.ranks < 2 or exchange.bytes <= 0:
             return None
         on_node = exchange.on_node(gpus)
         if between:  # a ring of all GPUs of its nodes has all their cards, one of a GPU on each node a single one
-            nearest = min(_unlike(times, on_node) for alike in known.values() for times, _ in alike)
-            like = {
-                number: [one for one in alike if _unlike(one[0], on_node) <= nearest] for number, alike in known.items()
-            }
+            every = [times for alike in known.values() for times, _ in alike]
+            nearest = _on_each(min(every, key=lambda times: (_unlike(times, on_node), _on_each(times))))
+            like = {number: [one for one in alike if _on_each(one[0]) == nearest] for number, alike in known.items()}
             known = {number: alike for number, alike in like.items() if alike}
         numbers = sorted(known)
         right = bisect_right(numbers, exchange.ranks)
         low, high = numbers[max(0, right - 1)], numbers[min(right, len(numbers) - 1)]
         if low >= exchange.ranks or low == high:
-            return _link(exchange._replace(ranks=low), *_parts(known[low], exchange, on_node, alone))
+            return _link(exchange._replace(ranks=low), *_parts(known[low], exchange, on_node, nics))
         part = math.log(exchange.ranks / low) / math.log(high / low)
         (fixed, growing), (more_fixed, more_growing) = (
-            _times(exchange, _link(exchange._replace(ranks=number), *_parts(known[number], exchange, on_node, alone)))
+            _times(exchange, _link(exchange._replace(ranks=number), *_parts(known[number], exchange, on_node, nics)))
             for number in (low, high)
         )
         few, many = fixed + growing, more_fixed + more_growing
@@ -129,19 +127,25 @@ class Collectives:
         return _link(exchange, (1 - growth) * seconds, growth * seconds)
 
 
+def _on_each(times: CollectiveTimes) -> float:
+    """A measurement's ranks on each node."""
+    return times.ranks / times.nodes
+
+
 def _unlike(times: CollectiveTimes, on_node: int) -> float:
-    """How far a measurement's ranks on each node are from so many, as a ratio's logarithm."""
-    return abs(math.log(times.ranks / (times.nodes * on_node)))
+    """How far these are from so many, as a ratio's logarithm."""
+    return abs(math.log(_on_each(times) / on_node))
 
 
 def _parts(
-    alike: Sequence[tuple[CollectiveTimes, Curve]], exchange: Exchange, on_node: int, alone: float
+    alike: Sequence[tuple[CollectiveTimes, Curve]], exchange: Exchange, on_node: int, nics: int
 ) -> tuple[float, float]:
-    """Seconds that a group alone on its nodes takes in any case, and that grow with the bytes, by the measurement that
-    has nearly as many ranks on a node."""
+    """Seconds that a group with all cards of its nodes takes in any case, and that grow with the bytes, by the
+    measurement that has nearly as many ranks on a node; its groups had the cards of their own GPUs, a message one."""
     times, curve = min(alike, key=lambda one: _unlike(one[0], on_node))
     log_s, growth = curve.at(exchange.bytes)
-    return (1 - growth) * math.exp(log_s), growth * math.exp(log_s) / max(times.sharing, alone)
+    used = 1 if times.operation is Operation.send_recv else _on_each(times)
+    return (1 - growth) * math.exp(log_s), growth * math.exp(log_s) / max(times.sharing, nics / used)
 
 
 def _link(exchange: Exchange, fixed: float, growing: float) -> Link[float]:

@@ -147,7 +147,8 @@ def _unlike_links(kind: NodeKind) -> Iterator[str]:
     ]
     for times in profile.collectives:
         size, between = max(times.us_by_bytes), times.nodes > 1
-        exchange = Exchange(times.operation, times.ranks, size)
+        stride = max(1, kind.gpus * times.nodes // times.ranks) if between else 1
+        exchange = Exchange(times.operation, times.ranks, size, stride)
         link = kind.measured(exchange, between=between)
         assert link is not None
         steps, share = exchange.steps

@@ -142,6 +142,20 @@ def test_rings_of_a_gpu_on_each_node_are_not_taken_for_rings_of_all_gpus() -> No
         assert ring(operation, ranks, 2**26, link) == pytest.approx(ring(operation, ranks, 2**26, expected), rel=0.02)
 
 
+def test_of_measurements_as_far_off_those_with_fewer_ranks_on_a_node_count() -> None:
+    """Rings of two GPUs on each node, between those of one and of four: 8 ranks took a fourth of what 4 and 16 took."""
+    operation = Operation.all_reduce
+    card, cards = Link(latency_s=2e-5, s_per_byte=8e-11), Link(latency_s=2e-5, s_per_byte=2e-11)
+    known = Collectives(
+        sampled(operation, ranks, link, nodes)
+        for ranks, nodes, link in ((2, 2, card), (16, 16, card), (8, 2, cards), (16, 4, cards))
+    )
+    for ranks in (4, 8, 16):
+        link = known.link(Exchange(operation, ranks, 2**26, 4), gpus=8, between=True)
+        assert link is not None
+        assert ring(operation, ranks, 2**26, link) == pytest.approx(ring(operation, ranks, 2**26, card), rel=0.02)
+
+
 def measured(kind: NodeKind, times: list[CollectiveTimes]) -> NodeKind:
     assert kind.profile is not None
     return replace(kind, profile=replace(kind.profile, collectives=times))
@@ -218,6 +232,18 @@ def test_what_is_hard_to_believe_of_collectives_is_said_with_the_figures() -> No
     assert "4096 bytes take 30 us, less than 1024 bytes (90 us)" in text
     assert "3.48e+03 Gbit/s, but cluster.groups.gpu2.inter_gbit_per_s=40" in text
     assert not {*doubts(Training.of(one), [of_formulas(kind)], ())} - {*before}
+
+
+def test_a_doubt_about_rings_of_a_gpu_on_each_node_says_their_figures() -> None:
+    """Also where as many ranks of those with all GPUs on a node were measured, which do not contradict the links."""
+    one = experiment()
+    (kind,) = kinds(one)
+    usual, fast = (Link(latency_s=1e-5, s_per_byte=8e-9 / rate) for rate in (40, 4000))
+    alone = sampled(Operation.all_reduce, 4, fast, 4)
+    together = sampled(Operation.all_reduce, 4 * kind.gpus, usual, 4)
+    before = {*doubts(Training.of(one), [kind], ())}
+    (doubt,) = {*doubts(Training.of(one), [measured(kind, [alone, together])], ())} - before
+    assert alone.name in doubt and "Gbit/s, but cluster.groups.gpu2.inter_gbit_per_s=40" in doubt
 
 
 @pytest.mark.parametrize(

@@ -89,6 +89,27 @@ def test_what_was_measured_through_one_card_is_not_slower_while_others_use_their
             assert taken == pytest.approx(expected * 1e-3, rel=0.02)
 
 
+@pytest.mark.parametrize("nics", [1, 2, 4])
+@pytest.mark.parametrize("each", [1, 2, 4])
+def test_a_ring_has_the_cards_of_its_own_gpus_however_many_were_measured(nics: int, each: int) -> None:
+    """A ring of one GPU on each node was four times too fast by what rings of all four took with a card each."""
+    plain, sizes = nodes_of(nics), [2**power for power in range(10, 31, 2)]
+
+    def seconds(kind: NodeKind, exchange: Exchange, rings: int = 1) -> float:
+        steps, share = exchange.steps
+        link = kind.between(exchange)
+        return steps * (link.latency_s + share * exchange.bytes * link.s_per_byte * max(rings, kind.alone(exchange)))
+
+    ring = Exchange(Operation.all_reduce, 4 * each, 1.0, 4 // each)
+    us_by_bytes = {size: 1e6 * seconds(plain, ring._replace(bytes=size)) for size in sizes}
+    times = CollectiveTimes(operation=ring.operation, ranks=ring.ranks, nodes=4, us_by_bytes=us_by_bytes)
+    known = replace(plain, profile=LayerProfile(gpu="A10", source="drawn", collectives=[times]))
+    for asked in (1, 2, 4):
+        exchange = Exchange(ring.operation, 4 * asked, 2.0**26, 4 // asked)
+        for rings in (1, 4 // asked):
+            assert seconds(known, exchange, rings) == pytest.approx(seconds(plain, exchange, rings), rel=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("links", [False, True])
 def test_the_best_plan_is_that_of_brute_force_with_several_cards(links: bool) -> None:
