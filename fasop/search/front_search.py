@@ -60,7 +60,7 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
     expense = against(args)
     check_known(inputs.kinds, expense)
     if inputs.run.failures is not None:
-        inputs.run.failures.check(inputs.kinds)
+        inputs.run.failures.check(inputs.kinds, inputs.run.length)
     limits = Limits(cost=args.max_cost, days=args.max_days)
     asked = inputs
     means = means_of(inputs)
@@ -94,7 +94,11 @@ def front(inputs: Inputs, args: Arguments) -> Outcome:
         words.front(plans, expense.what, tried),
         *filter(None, [words.offloaded(plans[0]), words.parts_by_memory(plans[0])]),
         f"{covers}; {known}.",
-        *([] if inputs.run.failures is None else [inputs.run.failures.said(shown[0].nodes, shown[0].total)]),
+        *(
+            []
+            if (fails := inputs.run.failures) is None
+            else [fails.said(shown[0].nodes, shown[0].total, asked.run.length)]
+        ),
         words.looked_at(inputs, seen, node_sets.described(inputs.training, inputs.kinds), with_zero=with_zero),
         f"Proved: {words.best_layers(shown[0].gap)}",
     )

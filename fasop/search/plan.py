@@ -112,7 +112,12 @@ class Run:
 
     def expected(self, nodes: Sequence[NodeKind], seconds: Floats) -> Floats:
         """[n], of iterations of so many `seconds` on these nodes: what they take on average, failures included."""
-        return seconds if self.failures is None else self.failures.expected(nodes, seconds)
+        return seconds if self.failures is None else self.failures.expected(nodes, seconds, self.length)
+
+    @property
+    def length(self) -> int | None:
+        """Return its iterations where they are known."""
+        return self.iterations if self.known else None
 
     def seconds(self, plan: Plan) -> float:
         """Return what an iteration of a plan takes on average, failures included."""
@@ -138,39 +143,60 @@ class Failures:
     save_s: float
     """What a save takes, and reading it."""
     restart_s: float
-    every: int | None
-    """Iterations between two saves; None: as a run chooses by itself."""
+    every: float | None
+    """Iterations between two saves; infinite: there is none before the end; None: as a run chooses by itself."""
 
     @classmethod
     def of(cls, cluster: Cluster, train: Train, parameters: int) -> Failures | None:
         """None where no group says how often its nodes fail."""
         if all(group.failures_per_day is None for group in cluster.groups.values()):
             return None
-        every = train.save_interval
+        every = train.save_interval if train.checkpoint else None
         return cls(
-            save_s=train.checkpoint_bytes(parameters) / (cluster.checkpoint_gb_per_s * 1e9),
+            save_s=train.checkpoint * train.checkpoint_bytes(parameters) / (cluster.checkpoint_gb_per_s * 1e9),
             restart_s=cluster.restart_s,
-            every=every if isinstance(every, int) else None,
+            every=math.inf if every is None else every if isinstance(every, int) else None,
         )
 
-    def expected(self, nodes: Sequence[NodeKind], seconds: Floats) -> Floats:
-        """[n], of iterations of so many `seconds` each on these nodes: what they take on average. It grows with
-        `seconds`, and faster than they do."""
+    def expected(self, nodes: Sequence[NodeKind], seconds: Floats, iterations: int | None) -> Floats:
+        """[n], of iterations of so many `seconds` each on these nodes: what they take on average, in a training of so
+        many, or in a long one. It grows with `seconds`.
+
+        A training ends with a save, so that the work behind the last interval, which may be the only one, is shorter.
+        """
         mtbf_s = mtbf(nodes)
         if self.every is None:  # the same part of any iteration
             if math.isinf(mtbf_s):
                 return seconds
             best = best_interval_s(self.save_s, mtbf_s)
             return seconds * (self._taken(best, mtbf_s) / best)
-        taken = [self._taken(one, mtbf_s) for one in (self.every * seconds).tolist()]
-        return np.array(taken) / self.every
+        every = self.every if iterations is None else min(self.every, iterations)
+        if math.isinf(every):
+            return seconds if math.isinf(mtbf_s) else np.full(seconds.shape, math.inf)
+        total = every if iterations is None else iterations
+        intervals, rest = divmod(total, every)
+        taken = np.array([self._taken(one, mtbf_s) for one in (every * seconds).tolist()]) * intervals
+        if rest:
+            taken += [self._taken(one, mtbf_s) for one in (rest * seconds).tolist()]
+        return taken / total
 
     def _taken(self, work_s: float, mtbf_s: float) -> float:
         return expected_s(work_s, self.save_s, self.restart_s + self.save_s, mtbf_s)
 
-    def check(self, kinds: Sequence[NodeKind]) -> None:
-        """Raise SearchError if nodes fail so often that no plan on any of them ever reaches a save."""
-        if kinds and all(math.isinf(self.expected([kind], np.array([MOMENT_S]))[0]) for kind in kinds):
+    def check(self, kinds: Sequence[NodeKind], iterations: int | None) -> None:
+        """Raise SearchError if nodes fail so often that no plan on any of them ever reaches a save, or if there is only
+        one at the end of a training of unknown length."""
+        if self.every == math.inf and iterations is None:
+            key = (
+                "train.save_interval=null saves only at the end"
+                if self.save_s
+                else "train.checkpoint=false never saves"
+            )
+            raise SearchError(
+                f"{key}, so that what is lost to failures depends on the whole training; give its length with tokens=N "
+                "or train.iterations=N, or use train.save_interval=auto"
+            )
+        if kinds and all(math.isinf(self.expected([kind], np.array([MOMENT_S]), iterations)[0]) for kind in kinds):
             least = max(kinds, key=lambda kind: mtbf([kind]))
             raise SearchError(
                 f"cluster.groups.{least.name}.failures_per_day={least.group.failures_per_day:g}: a node would fail "
@@ -178,17 +204,25 @@ class Failures:
                 "in a day"
             )
 
-    def said(self, nodes: Sequence[NodeKind], seconds: float) -> str:
-        """In words, for iterations of so many `seconds` on these nodes."""
+    def said(self, nodes: Sequence[NodeKind], seconds: float, iterations: int | None) -> str:
+        """In words, for so many iterations of `seconds` on these nodes."""
         mtbf_s = mtbf(nodes)
         means = "Days and amounts are what is to be expected with failures (cluster.groups.<group>.failures_per_day)"
         if math.isinf(mtbf_s):
             return f"{means}: of the first plan, no node fails."
-        every_s = best_interval_s(self.save_s, mtbf_s) if self.every is None else self.every * seconds
+        if not self.save_s:
+            return (
+                f"{means}: of the first plan, one of the nodes fails every {span(mtbf_s, 2)}, and the training starts "
+                "anew (train.checkpoint=false)."
+            )
+        if self.every is not None and iterations is not None and self.every >= iterations:
+            often = f"the only save (train.save_interval={'null' if math.isinf(self.every) else self.every})"
+        else:
+            every_s = best_interval_s(self.save_s, mtbf_s) if self.every is None else self.every * seconds
+            often = f"a save every {span(every_s, 2)} (train.save_interval={self.every or AUTO})"
         return (
-            f"{means}: of the first plan, one of the nodes fails every {span(mtbf_s, 2)}, a save every "
-            f"{span(every_s, 2)} (train.save_interval={self.every or AUTO}) takes {self.save_s:.3g} s, and a "
-            f"start {self.restart_s:.3g} s and reading the checkpoint."
+            f"{means}: of the first plan, one of the nodes fails every {span(mtbf_s, 2)}, {often} takes "
+            f"{self.save_s:.3g} s, and a start {self.restart_s:.3g} s and reading the checkpoint."
         )
 
 

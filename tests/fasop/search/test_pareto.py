@@ -282,6 +282,52 @@ def test_a_front_of_nodes_that_fail_is_what_looking_at_every_plan_finds(saved: s
         front(inputs, asked)
 
 
+@pytest.mark.parametrize(
+    ("interval", "iterations", "segments"),
+    [("null", 40, [40]), ("1000000", 40, [40]), ("15", 40, [15, 15, 10]), ("20", 40, [20, 20])],
+)
+def test_days_with_failures_are_those_of_trainings_played_with_failures_at_random(
+    interval: str, iterations: int, segments: list[int]
+) -> None:
+    """An interval beyond the end, or none, is the whole training; the work behind the last one is shorter."""
+    words = (*WORDS, f"train.save_interval={interval}", f"train.iterations={iterations}")
+    run = read([*words, "cluster.groups.a10.failures_per_day=20", "cluster.restart_s=60"]).run
+    assert run.failures is not None
+    node, each_s, rng = read(WORDS).kinds[1], 60.0, np.random.default_rng(5)
+    kind = replace(node, group=replace(node.group, failures_per_day=20.0, count=1))
+    mean_s, save_s, played = DAY / 20, run.failures.save_s, []
+    for _ in range(4000):
+        now = 0.0
+        for segment in segments:
+            whole = segment * each_s + save_s
+            needs = whole
+            while (failure := float(rng.exponential(mean_s))) < needs:
+                now, needs = now + failure, 60 + save_s + whole
+            now += needs
+        played.append(now)
+    expected = float(run.expected([kind], np.array([each_s]))[0]) * iterations
+    assert expected == pytest.approx(np.mean(played), rel=4 * np.std(played) / np.mean(played) / 4000**0.5)
+    said = run.failures.said([kind], each_s, run.length)
+    assert (f"the only save (train.save_interval={interval})" in said) == (segments == [40])
+
+
+def test_a_training_of_unknown_length_that_saves_only_at_its_end_has_no_days() -> None:
+    inputs = read([*WORDS, "cluster.groups.a10.failures_per_day=4", "train.save_interval=null"])
+    with pytest.raises(SearchError, match=r"train.save_interval=null saves only at the end.* tokens=N"):
+        front(inputs, Arguments(pareto=First.time))
+
+
+def test_a_training_without_checkpoints_starts_anew() -> None:
+    words = (*WORDS, "train.iterations=40", "train.checkpoint=false", "cluster.groups.a10.failures_per_day=4")
+    inputs = read(words)
+    assert inputs.run.failures is not None and inputs.run.failures.save_s == 0
+    kind = replace(inputs.kinds[1], group=replace(inputs.kinds[1].group, count=1))
+    assert inputs.run.expected([kind], np.array([60.0]))[0] * 40 == pytest.approx(
+        expected_s(2400, 0, inputs.run.failures.restart_s, DAY / 4)
+    )
+    assert "starts anew (train.checkpoint=false)" in inputs.run.failures.said([kind], 60.0, 40)
+
+
 def test_a_front_of_nodes_that_never_fail_says_so() -> None:
     never = [f"cluster.groups.{name}.failures_per_day=0" for name in ("a100", "a10")]
     words = front(
