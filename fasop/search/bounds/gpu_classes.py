@@ -17,6 +17,7 @@ from fasop.costs.schedules import filling, passes_left
 from fasop.costs.training import Training
 from fasop.partition.class_bounds import Classes, suffix_min
 from fasop.search.bounds.least_exchange import Alone, of_any_stage
+from fasop.simulation.linear import TINY
 from megatron_ext.contract.parallel_config import Recompute, Schedule
 
 
@@ -172,9 +173,10 @@ def _exposed(
 
 
 def _fastest_first(times: Floats) -> tuple[Integers, Floats, Floats]:
-    """[plans, kinds]: the kinds by the seconds of a layer, and what forward and backward passes take on them."""
+    """[plans, kinds]: the kinds by the seconds of a layer, and what forward and backward passes take on them, which may
+    divide."""
     fastest = np.argsort(times.sum(axis=2), axis=1, kind="stable")
-    forward, backward = np.take_along_axis(times, fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
+    forward, backward = np.take_along_axis(np.maximum(times, TINY), fastest[..., np.newaxis], axis=1).transpose(2, 0, 1)
     return fastest, forward, backward
 
 

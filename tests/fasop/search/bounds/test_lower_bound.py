@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import conf
 from conf.schema.experiment import Gpu, Schedule
 from fasop.costs.arrays import Floats
 from fasop.costs.hardware import Factors, NodeKind
+from fasop.costs.layers import LayerTimes, layer_times
 from fasop.search.arguments import Arguments
 from fasop.search.bounds.gpu_classes import Way
 from fasop.search.bounds.lower_bound import LowerBounds
@@ -26,6 +29,7 @@ from fasop.search.run import best_plans
 from fasop.search.search import Best, SpaceSearch, explore
 from fasop.search.space.candidates import Space, sizes
 from fasop.search.space.choices import Choices
+from fasop.simulation import nodes
 from megatron_ext.contract.parallel_config import Offload
 from tests.support.cases import fewer
 from tests.support.fasop.plans import MEGATRON, pipelines
@@ -369,3 +373,36 @@ def test_what_is_proved_of_sizes_counts_the_options_that_were_not_worth_building
                 assert looked.known[number] <= bounds[-1]
                 left_out += 1
     assert left_out
+
+
+@pytest.mark.slow
+def test_the_best_plan_is_found_where_some_layers_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all GPUs or on some, or forward alone: bounds were nan, and no plan was found."""
+    none: dict[str, Sequence[tuple[float, float]]] = {}
+
+    def measured(gpu: Gpu, *rest: Any) -> LayerTimes:
+        found = layer_times(gpu, *rest)
+        layers = (
+            replace(one, forward=forward * one.forward, backward=backward * one.backward)
+            for one, (forward, backward) in zip(found.layers, itertools.cycle(none[gpu.name]), strict=False)
+        )
+        return replace(found, layers=tuple(layers))
+
+    monkeypatch.setattr(nodes, "layer_times", measured)
+    tried = 0
+    for seed in seeds(fewer(6, 40)):
+        rng = np.random.default_rng(seed)
+        training, kinds, choices = random_case(rng, alike=False)
+        some = [((0.0, 0.0), (0.0, 1.0), (1.0, 1.0))[number] for number in rng.integers(0, 3, 5)]
+        for kind in kinds:
+            none[kind.gpu.name] = some if seed % 2 else [some[number] for number in rng.permutation(5)]
+        found = best_times(training, kinds, choices)
+        if not found or not np.isfinite(least := min(seconds for _, seconds in found)):
+            continue
+        keep = Best(1)
+        seen = explore([Space(training, kinds, choices)], keep)
+        assert keep.plans[0].total == pytest.approx(least)
+        assert seen.least <= least * (1 + 1e-9)
+        assert all(floor(sized, kinds) <= seconds * (1 + 1e-9) for sized, seconds in found)
+        tried += 1
+    assert tried > 2
