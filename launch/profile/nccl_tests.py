@@ -1,11 +1,12 @@
 """`tdpp profile nccl_tests=FILE,… profile=NAME`: what NVIDIA's nccl-tests printed, as measured collectives.
 
-Formats: github.com/NVIDIA/nccl-tests, src/common.cu and doc/PERFORMANCE.md. A file may have the output of several runs,
-lines of others between its own, and what mpirun and Slurm write before each line.
+Formats: github.com/NVIDIA/nccl-tests, src/common.cu, src/util.cu (JSON, `-J FILE`) and doc/PERFORMANCE.md. A file may
+have the output of several runs, lines of others between its own, and what mpirun and Slurm write before each line.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,6 +41,7 @@ OUT_OF_PLACE = ("sendrecv_perf", "alltoall_perf")
 """In place these receive into what they send."""
 _PROGRAM = re.compile(r"(\w+?_perf)(?:_mpi)?\b")
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
+_NOT_WRITTEN = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 _BEGIN = re.compile(r"#\s*nThreads?:?\s+\d+\s")
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.*\S)"
@@ -163,13 +165,40 @@ def read(file: Path) -> list[Measured]:
     """All runs in a file. Raises LaunchError: it cannot be read, or has none."""
     with reworded(LaunchError, f"nccl_tests={file} cannot be read: "):
         text = file.read_text(encoding="utf-8", errors="replace")
-    runs = [run for run in runs_in(text.splitlines(), file.name) if run.times]
+    if text.lstrip().startswith("{"):
+        with reworded(LaunchError, f"nccl_tests={file} is not what nccl-tests writes with -J: ", of=_NOT_WRITTEN):
+            found: Iterable[Run] = [_of_json(text)]
+    else:
+        found = runs_in(text.splitlines(), file.name)
+    runs = [run for run in found if run.times]
     if not runs:
         raise LaunchError(
             f"nccl_tests={file}: no line of it has a size, a count, a type and the times of nccl-tests; give the text "
-            f"that all_reduce_perf, all_gather_perf, reduce_scatter_perf, sendrecv_perf or alltoall_perf prints"
+            f"that all_reduce_perf, all_gather_perf, reduce_scatter_perf, sendrecv_perf or alltoall_perf prints, or "
+            f"writes with -J"
         )
     return [_measured(file, run) for run in runs]
+
+
+def _of_json(text: str) -> Run:
+    """What a program wrote with `-J`. Of each process it names the first rank alone, whose others are on that host."""
+    written = json.loads(text)
+    named = _PROGRAM.search(written["args"][0])
+    run = Run(program=named and named[1])
+    each = written["config"]["nthreads"] * written["config"]["ngpus"]
+    for device in written["config"]["devices"]:
+        place = Place(device["group"], device["hostname"], device["device_info"])
+        run.places.update(dict.fromkeys(range(device["rank"], device["rank"] + each), place))
+    for line in written["results"]:
+        ways = [line[way] or {} for way in ("out_of_place", "in_place")]
+        run.of_cpu |= any("cpu_time" in way for way in ways)
+        columns = [
+            str(one)
+            for way in ways
+            for one in (way.get("time", way.get("cpu_time")), way.get("alg_bw"), way.get("bus_bw"), way.get("nwrong"))
+        ]
+        _add(run, line["size"], line["redop"], columns)
+    return run
 
 
 def runs_in(lines: Sequence[str], name: str) -> Iterator[Run]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,3 +210,44 @@ def test_messages_that_were_not_checked_are_read_out_of_place_too(tmp_path: Path
     file.write_text(BEGIN + TWO_NODES + COLUMNS + SEND_RECV.replace("  0  ", "  N/A  "))
     ((times, _),) = read(file)
     assert times.us_by_bytes == {256: 34.24, 8192: 31.76, 67108864: 5600.0}
+
+
+def written(*, time: str = "time") -> dict[str, Any]:
+    """What `all_reduce_perf -g 4 -J FILE` writes, but for the environment: two processes, with four GPUs each."""
+    devices = [
+        {"rank": 4 * host, "group": 0, "pid": 7, "hostname": f"node-{host}", "device": 0, "device_info": "NVIDIA A10"}
+        for host in range(2)
+    ]
+    results = [
+        {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1"}
+        | {way: {time: us + more, "alg_bw": 38.0, "bus_bw": 66.5, "nwrong": 0.0} for way, more in ways.items()}
+        for size, us in ((1048576, 27.49), (16777216, 120.47))
+        for ways in ({"out_of_place": 0.3, "in_place": 0.0},)
+    ]
+    config = {"nthreads": 1, "ngpus": 4, "devices": devices}
+    return {"version": 3, "args": ["./build/all_reduce_perf", "-g", "4"], "config": config, "results": results}
+
+
+def test_the_file_of_minus_j_has_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    file.write_text(json.dumps(written()))
+    ((times, gpu),) = read(file)
+    assert (times.operation, times.ranks, times.nodes) == (Operation.all_reduce, 8, 2)
+    assert (times.us_by_bytes, gpu) == ({1048576: 27.49, 16777216: 120.5}, "NVIDIA A10")
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        (json.dumps(written(time="cpu_time")), "measure without -C"),
+        (json.dumps({**written(), "results": []}), "no line of it has a size"),
+        (json.dumps({**written(), "config": {}}), "not what nccl-tests writes with -J: .*nthreads"),
+        (json.dumps(written())[:-9], "not what nccl-tests writes with -J"),
+        ("{}", "not what nccl-tests writes with -J"),
+    ],
+    ids=["CPU time", "no results", "no ranks", "cut off", "another's"],
+)
+def test_a_file_of_minus_j_that_cannot_be_used_is_refused(tmp_path: Path, text: str, rule: str) -> None:
+    (tmp_path / "all_reduce.json").write_text(text)
+    with pytest.raises(LaunchError, match=rule):
+        read(tmp_path / "all_reduce.json")
