@@ -37,3 +37,13 @@ def shortest_trip(
     trips: Floats,
     rounds: Floats,
 ) -> float: ...
+def least_of(
+    partitions: Integers,
+    step: Floats,
+    alone: Floats,
+    there: Floats,
+    there_and_back: Floats,
+    summed: Floats,
+    returned: Floats,
+    left: Floats,
+) -> Floats: ...

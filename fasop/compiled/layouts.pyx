@@ -140,3 +140,28 @@ def shortest_trip(
                     ways[stage % 2, 2, layers] = min(ways[stage % 2, 2, layers], both + there_and_back[stage, own])
                     ways[stage % 2, 3, layers] = min(ways[stage % 2, 3, layers], free + there_and_back[stage, own])
     return ways[(stages - 1) % 2, 2, whole - 1]
+
+
+def least_of(
+    const long[:, :] partitions, const double[:, :] step, const double[:, :] alone, const double[:, :] there,
+    const double[:, :] there_and_back, const double[:, :] summed, const double[:, :] returned, const double[:, :] left,
+):
+    """What `fasop.search.by_stage.bounds.whole_layers.StageTables.least_of` does, whose tables these are, but for
+    rounding."""
+    cdef Py_ssize_t stages = partitions.shape[0], count = partitions.shape[1], stage, one, own
+    cdef double[::1] ahead = np.zeros(count), both = np.zeros(count), longest = np.full(count, -INFINITY)
+    cdef double[::1] most = np.full(count, -INFINITY)
+    for stage in range(stages):
+        for one in range(count):
+            own = partitions[stage, one]
+            most[one] = max(most[one], alone[stage, own])
+            longest[one] = max(longest[one], ahead[one] + summed[stage, own])
+            longest[one] = max(longest[one], both[one] + returned[stage, own])
+            ahead[one] += there[stage, own]
+            both[one] += there_and_back[stage, own]
+    for stage in range(stages):
+        for one in range(count):
+            longest[one] = max(longest[one], both[one] + left[stage, partitions[stage, one]])
+    for one in range(count):
+        most[one] = max(most[one], step[0, partitions[0, one]] + longest[one])
+    return most.base

@@ -3,6 +3,8 @@
 
 import numpy as np
 
+from libc.math cimport INFINITY
+
 from fasop.compiled.passes cimport FORWARD, LANES, WEIGHT
 
 
@@ -52,7 +54,7 @@ def rank_steps(lists, const int[:, ::1] places, const int[::1] tensors, const in
     """What `fasop.simulation.ranks.columns` has ranks do, each step behind what it waits for.
 
     Args:
-        lists: [ranks][passes, 2]: kind and micro-batch.
+        lists: [ranks][passes, 2]: kind and micro-batch, of a replica counted from 0.
         places: [ranks, 3]: stage, replica and place in the tensor group; ranks lie in that order.
         tensors, replicas: [stages]
         micro_batches: more than any number of one.
@@ -77,6 +79,8 @@ def rank_steps(lists, const int[:, ::1] places, const int[::1] tensors, const in
             stage = places[rank, 0]
             while at[rank] < ends[rank]:
                 kind, m = every[at[rank], 0], every[at[rank], 1]
+                if not even:
+                    m = m * replicas[stage] + places[rank, 1]
                 way = 0 if kind == FORWARD else 1
                 if kind != WEIGHT and 0 <= stage - 1 + 2 * way < stages:
                     slot = (way * ranks + rank) * micro_batches + m
@@ -105,50 +109,78 @@ def rank_steps(lists, const int[:, ::1] places, const int[::1] tensors, const in
     return steps.base[:found].copy()
 
 
-cdef void _load(double[:, :, ::1] block, const double[:, :, :] every, Py_ssize_t first) noexcept:
+cdef void _load(
+    double[:, :, ::1] block, const double[:, :, :] every, const long[:, :] layers, const int[::1] stage,
+    Py_ssize_t first,
+) noexcept:
     """Takes LANES partitions from the first one on; behind the last one that again."""
-    cdef Py_ssize_t row, kind, lane, last = every.shape[2] - 1
+    cdef Py_ssize_t row, kind, lane, column, last = layers.shape[1] - 1
     for row in range(every.shape[0]):
-        for kind in range(every.shape[1]):
-            for lane in range(LANES):
-                block[row, kind, lane] = every[row, kind, min(first + lane, last)]
+        for lane in range(LANES):
+            column = layers[stage[row], min(first + lane, last)]
+            for kind in range(every.shape[1]):
+                block[row, kind, lane] = every[row, kind, column]
 
 
-def rank_ends(
+def rank_seconds(
     const int[:, ::1] steps, int messages, const double[:, :, :] compute, const double[:, :, :] send,
-    const double[:, :, :] busy, const double[:, :] start, const int[::1] row, const int[:, ::1] link,
+    const double[:, :, :] busy, const double[:, :, :] ends, double embedding, const int[::1] stage,
+    const int[::1] row, const int[:, ::1] link, const long[:, :] layers,
 ):
-    """[ranks, partitions]: when each rank has done its last step.
+    """[partitions]: from the end of one iteration to the end of the next.
 
     Args:
         steps: as `rank_steps` returns them.
         messages: more than the number of any.
-        compute: [rows, kinds, partitions]
-        send: [rows, 2, partitions]: what a message takes forward and backward.
-        busy: [rows, 2, partitions]: for how long it occupies its link.
-        start: [ranks, partitions]
+        compute: [rows, kinds, columns]
+        send: [rows, 2, columns]: what a message takes forward and backward.
+        busy: [rows, 2, columns]: for how long it occupies its link.
+        ends: [rows, 2, columns]: the optimizer's step, and the sums of gradients.
+        embedding: the sum of its gradients by the first and the last stage, where there are several.
+        stage: [rows]: whose times a row has.
         row: [ranks]: which row has a rank's times.
         link: [2, ranks]: the number of the link of a rank's messages.
+        layers: [stages, partitions]: which column has the times of a stage.
     """
-    cdef int ranks = start.shape[0], rank
+    cdef int ranks = row.shape[0], stages = layers.shape[0], rank, own
     cdef Py_ssize_t first, lane, rows = compute.shape[0]
     cdef double[:, :, ::1] taken = np.empty((rows, 4, LANES)), sent = np.empty((rows, 2, LANES))
-    cdef double[:, :, ::1] held = np.empty((rows, 2, LANES))
+    cdef double[:, :, ::1] held = np.empty((rows, 2, LANES)), around = np.empty((rows, 2, LANES))
     cdef double[:, ::1] now = np.empty((ranks, LANES)), arrives = np.empty((messages, LANES))
-    cdef double[:, ::1] free = np.empty((2 * ranks, LANES)), found = np.empty((ranks, start.shape[1]))
-    for first in range(0, start.shape[1], LANES):
-        _load(taken, compute, first)
-        _load(sent, send, first)
-        _load(held, busy, first)
+    cdef double[:, ::1] free = np.empty((2 * ranks, LANES))
+    cdef double[:, :, ::1] done = np.empty((2, stages, LANES))  # of each stage: its last rank, and its longest sums
+    cdef double[::1] found = np.empty(layers.shape[1])
+    cdef double begun, summed, last
+    for first in range(0, layers.shape[1], LANES):
+        _load(taken, compute, layers, stage, first)
+        _load(sent, send, layers, stage, first)
+        _load(held, busy, layers, stage, first)
+        _load(around, ends, layers, stage, first)
         free[:] = 0
-        for rank in range(ranks):
-            for lane in range(LANES):
-                now[rank, lane] = start[rank, min(first + lane, start.shape[1] - 1)]
+        done[:] = -INFINITY
+        for lane in range(LANES):
+            begun = around[0, 0, lane]
+            for own in range(rows):
+                begun = min(begun, around[own, 0, lane])
+            for rank in range(ranks):
+                now[rank, lane] = around[row[rank], 0, lane] - begun
         STEPPED(
             &steps[0, 0], steps.shape[0], &now[0, 0], &arrives[0, 0], &free[0, 0], &taken[0, 0, 0], &sent[0, 0, 0],
             &held[0, 0, 0], &row[0], &link[0, 0], ranks,
         )
-        for rank in range(ranks):
-            for lane in range(min(LANES, start.shape[1] - first)):
-                found[rank, first + lane] = now[rank, lane]
+        for lane in range(min(LANES, layers.shape[1] - first)):
+            begun = around[0, 0, lane]
+            for own in range(rows):
+                begun = min(begun, around[own, 0, lane])
+                done[1, stage[own], lane] = max(done[1, stage[own], lane], around[own, 1, lane])
+            for rank in range(ranks):
+                own = stage[row[rank]]
+                done[0, own, lane] = max(done[0, own, lane], now[rank, lane])
+            last = -INFINITY
+            for own in range(stages):
+                summed = done[0, own, lane] + done[1, own, lane]
+                last = max(last, summed)
+                if stages > 1 and (own == 0 or own == stages - 1):
+                    last = max(last, summed + embedding)
+            found[first + lane] = last + begun
     return found.base

@@ -47,11 +47,12 @@ def place_heterogeneous(gpus_per_node: tuple[int, ...], layout: Layout) -> Heter
         other = (stage + 1) % count
         sizes = (layout.tensors[stage], layout.tensors[other]), (layout.replicas[stage], layout.replicas[other])
         hops.append(_hop(tuple(nodes[stage]), tuple(nodes[other]), Layout(*sizes)))
-    turning = [
-        [pair for ring in range(tensor) for pair in around(of_stage[ring::tensor])]
-        for of_stage, tensor in zip(nodes, layout.tensors, strict=True)
-    ]
-    sums = [pairs_of(uses, ring) for uses, ring in zip(rings(nodes, layout.tensors), turning, strict=True)]
+    sums = [[PairUse(of_stage[0], of_stage[0], 1, 1, 1)] for of_stage in nodes]
+    spread = [stage for stage, of_stage in enumerate(nodes) if of_stage[0] != of_stage[-1]]
+    tensors = [layout.tensors[stage] for stage in spread]
+    for stage, tensor, uses in zip(spread, tensors, rings([nodes[one] for one in spread], tensors), strict=True):
+        turning = (pair for ring in range(tensor) for pair in around(nodes[stage][ring::tensor]))
+        sums[stage] = pairs_of(uses, turning)
     tied = _links(nodes[0], nodes[-1], _tied(layout), both_ways=True)
     return HeterogeneousPlacement(
         stages=Uses.of([[Use(node, 0, 1) for node in sorted(set(of_stage))] for of_stage in nodes]),

@@ -28,7 +28,7 @@ from fasop.search.by_stage.bounds.whole_layers import StageTables
 from fasop.search.plan import Plan
 from fasop.simulation.linear import Linear
 from fasop.simulation.pipelines import Pipelines
-from fasop.simulation.ranks.columns import ColumnReplay
+from fasop.simulation.ranks.columns import ColumnReplay, RankTables
 from fasop.simulation.ranks.heterogeneous_stages import HeterogeneousStages, RankColumns, in_flight
 from megatron_ext.contract.parallel_config import Schedule
 
@@ -82,8 +82,8 @@ class Candidate:
         layout, parallel, kinds = self._layout, self.training.parallel, range(len(self._blocks.kinds))
         nodes = {node.name: node for node in self._nodes}
         names = [set[str]() for _ in range(layout.stages)]
-        for rank in range(layout.world_size):
-            names[layout.stage_dp_tp(rank)[0]].add(self._stages.kinds[rank])
+        for stage, name in dict.fromkeys(self._stages.places):
+            names[stage].add(name)
         room, taken = np.empty(layout.stages), np.empty((layout.stages, len(kinds)))
         for size, one in dict(zip(self._stages.sizes, self._stages.trainings, strict=True)).items():
             some = [stage for stage, other in enumerate(self._stages.sizes) if other == size]
@@ -199,6 +199,10 @@ class Candidate:
         amounts = np.arange(self._blocks.layers + 1 if self.alike else 1)
         return self._stages.columns(np.tile(amounts, (self._layout.stages, 1)))
 
+    @cached_property
+    def _rank_tables(self) -> RankTables:
+        return self._replay.tables(self._columns)
+
     @property
     def _layers_at_most(self) -> Integers:
         """[stages]: layers that fit into a stage's memory."""
@@ -250,6 +254,9 @@ class Candidate:
         """[partitions]: of an iteration; infinite where a stage does not fit into memory."""
         fits = self._over(partitions) == 0
         found: Floats = np.full(partitions.shape[1], np.inf)
+        if self.alike:
+            found[fits] = self._replay.of_layers(self._rank_tables, partitions[:, fits])
+            return found
         for begin in range(0, partitions.shape[1], COLUMNS):
             some = np.nonzero(fits)[0]
             some = some[(some >= begin) & (some < begin + COLUMNS)]

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasop.compiled import ranks as compiled
-from fasop.costs.arrays import Floats
+from fasop.costs.arrays import Floats, Integers
 from fasop.errors import SearchError
 from fasop.simulation.ranks.heterogeneous_stages import RankColumns
 from fasop.simulation.steps import PASSES
@@ -60,70 +62,104 @@ class ColumnReplay:
         of_all = layout.tensors[0] if len(set(layout.tensors)) == 1 else 1
         self._shown = [rank for rank in range(layout.world_size) if rank % of_all == 0]
         """Ranks of tensor groups that all are of one size do alike."""
+        self._stages = [layout.stage_dp_tp(rank)[0] for rank in self._shown]
         tensors = (1,) * layout.stages if of_all > 1 else layout.tensors
         self.steps, self._messages = _ordered(Layout(tensors, layout.replicas), name, tuple(counts))
 
     def seconds(self, ranks: Sequence[RankColumns]) -> Floats:
         """[partitions]: from the end of one iteration to the end of the next; `ranks` are all."""
-        layout, shown = self.layout, [ranks[rank] for rank in self._shown]
-        first = np.min([one.optimizer for one in shown], axis=0)
-        ends = self._ends(shown, first)
-        stages = [layout.stage_dp_tp(rank)[0] for rank in self._shown]
-        begins = [stages.index(stage) for stage in range(layout.stages)]
-        summed = np.maximum.reduceat(ends, begins, axis=0)
-        summed += np.maximum.reduceat([one.gradients for one in shown], begins, axis=0)
-        known: Floats = summed.max(axis=0)
-        if layout.stages > 1:
-            embedding = max(one.embedding for stage, one in zip(stages, shown, strict=True) if stage in (0, stages[-1]))
-            known = np.maximum(known, np.maximum(summed[0], summed[-1]) + embedding)
-        return known + first
+        count = len(ranks[0].optimizer)
+        return self.of_layers(self.tables(ranks), np.broadcast_to(np.arange(count), (self.layout.stages, count)))
 
-    def _ends(self, shown: Sequence[RankColumns], first: Floats) -> Floats:
-        """[ranks, partitions]: when each rank has done its last action."""
-        different = {id(one): one for one in shown}
+    def tables(self, ranks: Sequence[RankColumns]) -> RankTables:
+        """Return what these take, which are all ranks, for `of_layers`."""
+        layout, shown = self.layout, [(self._stages[at], ranks[rank]) for at, rank in enumerate(self._shown)]
+        different = {(stage, id(one)): one for stage, one in shown}
         numbers = {key: number for number, key in enumerate(different)}
-        row = np.array([numbers[id(one)] for one in shown], np.intc)
-        every = [*different.values()]
-        times = np.array([[one.forward[0], *(part * one.backward[0] for part in PARTS.values())] for one in every])
+        row, every = np.array([numbers[stage, id(one)] for stage, one in shown], np.intc), [*different.values()]
         send, busy = (
             np.array([[getattr(one, f"{what}_{way}") for way in ("forward", "backward")] for one in every])
             for what in ("send", "busy")
         )
-        start = np.array([one.optimizer for one in every])[row] - first
-        one_way, ranks = [one.one_way_out or self.layout.stages == 2 for one in shown], np.arange(len(shown))
-        link = np.array([ranks, np.where(one_way, ranks, ranks + len(shown))], np.intc)
-        replay = compiled.rank_ends if hasattr(compiled, "rank_ends") else _replayed
-        return replay(self.steps, self._messages, times, send, busy, start, row, link)
+        one_way, places = [one.one_way_out or layout.stages == 2 for _, one in shown], np.arange(len(shown))
+        return RankTables(
+            compute=np.array([[one.forward[0], *(part * one.backward[0] for part in PARTS.values())] for one in every]),
+            send=send,
+            busy=busy,
+            ends=np.array([[one.optimizer, one.gradients] for one in every]),
+            embedding=max(one.embedding for stage, one in shown if stage in (0, layout.stages - 1)),
+            stage=np.array([stage for stage, _ in different], np.intc),
+            row=row,
+            link=np.array([places, np.where(one_way, places, places + len(shown))], np.intc),
+        )
+
+    def of_layers(self, tables: RankTables, layers: Integers) -> Floats:
+        """[partitions]: the same of partitions whose stages take what these columns of the tables have, [stages,
+        partitions]."""
+        replay = compiled.rank_seconds if hasattr(compiled, "rank_seconds") else _replayed
+        return replay(self.steps, self._messages, *tables, layers)
+
+
+class RankTables(NamedTuple):
+    """What ranks take, in seconds. A row is of ranks that do alike, a column of some number of layers, or of a
+    partition."""
+
+    compute: Floats
+    """[rows, kinds of passes, columns]"""
+    send: Floats
+    """[rows, 2, columns]: what a message takes forward and backward."""
+    busy: Floats
+    """[rows, 2, columns]: for how long it occupies its link."""
+    ends: Floats
+    """[rows, 2, columns]: the optimizer's step, with which a rank begins, and the sums of gradients at its end."""
+    embedding: float
+    """The sum of its gradients by the first and the last stage, where there are several."""
+    stage: Ints
+    """[rows]: whose times a row has."""
+    row: Ints
+    """[ranks]: which row has a rank's times."""
+    link: Ints
+    """[2, ranks]: the number of the link of a rank's messages."""
 
 
 def _replayed(
-    steps: Steps, messages: int, times: Floats, send: Floats, busy: Floats, start: Floats, row: Ints, link: Ints
+    steps: Steps,
+    messages: int,
+    compute: Floats,
+    send: Floats,
+    busy: Floats,
+    ends: Floats,
+    embedding: float,
+    stage: Ints,
+    row: Ints,
+    link: Ints,
+    layers: Integers,
 ) -> Floats:
-    """[ranks, partitions]: when each rank has done its last step.
-
-    Args:
-        messages: how many there are.
-        times: [rows, kinds of passes, partitions]
-        send: [rows, 2, partitions]: what a message takes forward and backward.
-        busy: [rows, 2, partitions]: for how long it occupies its link.
-        start: [ranks, partitions]
-        row: [ranks]: which row has a rank's times.
-        link: [2, ranks]: the number of the link of a rank's messages.
-    """
-    now, free = start.copy(), np.zeros((2 * len(row), start.shape[1]))
-    there = np.empty((messages, start.shape[1]))
+    """[partitions]: what `ColumnReplay.of_layers` does, with the steps, and how many messages there are."""
+    rows = np.arange(len(stage))[:, np.newaxis]
+    compute, send, busy, ends = (  # [kinds, rows, partitions]
+        np.moveaxis(part, 1, 0)[:, rows, layers[stage]] for part in (compute, send, busy, ends)
+    )
+    first = ends[0].min(axis=0)
+    now, free = ends[0, row] - first, np.zeros((2 * len(row), len(first)))
+    there = np.empty((messages, len(first)))
     for does, rank, message in steps.tolist():
         here = now[rank]
         if does < Does.RECEIVE:
-            here += times[row[rank], does]
+            here += compute[does, row[rank]]
         elif does == Does.RECEIVE:
             np.maximum(here, there[message], out=here)
         else:
             way = does - Does.SEND_FORWARD
             leaves = np.maximum(here, free[link[way, rank]])
-            free[link[way, rank]] = leaves + busy[row[rank], way]
-            there[message] = leaves + send[row[rank], way]
-    return now
+            free[link[way, rank]] = leaves + busy[way, row[rank]]
+            there[message] = leaves + send[way, row[rank]]
+    stages = range(len(layers))
+    summed = [now[stage[row] == one].max(axis=0) + ends[1, stage == one].max(axis=0) for one in stages]
+    known: Floats = np.max(summed, axis=0)
+    if len(layers) > 1:
+        known = np.maximum(known, np.maximum(summed[0], summed[-1]) + embedding)
+    return known + first
 
 
 def lists_of(layout: Layout, name: str, counts: Sequence[int]) -> list[list[Actions]]:
@@ -141,7 +177,7 @@ def _ordered(layout: Layout, name: str, counts: tuple[int, ...]) -> tuple[Steps,
     schedule never ends."""
     places = [layout.stage_dp_tp(rank) for rank in range(layout.world_size)]
     if hasattr(compiled, "rank_steps"):
-        passes = [_passes(layout, name, counts, stage, replica) for stage, replica, _ in places]
+        passes = _passes(layout, name, counts)
         at, tensors, replicas = (np.array(numbers, np.intc) for numbers in (places, layout.tensors, layout.replicas))
         try:
             return compiled.rank_steps(passes, at, tensors, replicas, max(counts)), 2 * len(places) * max(counts)
@@ -154,19 +190,24 @@ def _ordered(layout: Layout, name: str, counts: tuple[int, ...]) -> tuple[Steps,
     return np.array(order.steps, np.intc), order.count
 
 
-def _passes(layout: Layout, name: str, counts: Sequence[int], stage: int, replica: int) -> Steps:
-    """[passes, 2]: the kind and the micro-batch of each pass of a rank, as in `lists_of`."""
-    own, replicas = layout.replicas[stage], layout.replicas
-    if layout.even:
-        return _passes_of_rank(name, layout.stages - 1 - stage, stage, counts[replica])
-    after, before = (sum(replicas[stage:]) - 1) // own, sum(replicas[:stage]) // own
-    found = _passes_of_rank(name, after, before, len(range(replica, counts[0], own)))
-    return np.asarray(found * np.array([1, own], np.intc) + np.array([0, replica], np.intc))
+def _passes(layout: Layout, name: str, counts: tuple[int, ...]) -> list[Steps]:
+    """[ranks][passes, 2]: the kind and the number of each pass of a rank, as in `lists_of`; micro-batches of a replica
+    are counted from 0."""
+    found, until = list[Steps](), [0, *accumulate(layout.replicas)]
+    for stage, (tensor, own) in enumerate(zip(layout.tensors, layout.replicas, strict=True)):
+        if layout.even:
+            of_stage = [_passes_of_rank(name, layout.stages - 1 - stage, stage, count) for count in counts]
+        else:
+            after, before = (until[-1] - until[stage] - 1) // own, until[stage] // own
+            each = (len(range(replica, counts[0], own)) for replica in range(own))
+            of_stage = [_passes_of_rank(name, after, before, count) for count in each]
+        found += [passes for passes in of_stage for _ in range(tensor)]
+    return found
 
 
 @lru_cache(maxsize=4096)
 def _passes_of_rank(name: str, after: int, before: int, count: int) -> Steps:
-    """The same with micro-batches numbered from 0."""
+    """[passes, 2]: the kind and the micro-batch of each."""
     passes = SCHEDULES[name].passes_of_rank(after, before, count)
     return np.array([(PASSES[action.kind], action.micro_batch) for action in passes], np.intc)
 

@@ -178,6 +178,11 @@ class HeterogeneousStages:
         return [node.name for node in self._plan.nodes for _ in range(node.gpus)]
 
     @cached_property
+    def places(self) -> list[tuple[int, str]]:
+        """List the stage of each rank, and the name of its kind of node."""
+        return [(self._layout.stage_dp_tp(rank)[0], name) for rank, name in enumerate(self.kinds)]
+
+    @cached_property
     def ranks(self) -> list[RankDurations]:
         """List the durations of each rank, with the plan's own partition."""
         columns = self.columns(np.array([self._plan.partition.layers]).T)
@@ -197,7 +202,6 @@ class HeterogeneousStages:
         all else, what its stage takes. Ranks that take the same share an object."""
         whole = {size: lines.taken(partitions) for size, lines in self.whole.items()}
         gathered = {size: lines.taken(partitions) for size, lines in self._gathered.items()}
-        places = [(self._layout.stage_dp_tp(rank)[0], name) for rank, name in enumerate(self.kinds)]
         one = self.whole[self.sizes[0]].pipelines
         counted, held = one.counted(partitions), one.held(partitions)
         passes = {key: (own.forward.of(counted), own.backward.of(counted)) for key, own in self.alone.items()}
@@ -210,10 +214,10 @@ class HeterogeneousStages:
                 steps[name, size],
                 gathered.get(size, whole[size]),
             )
-            for stage, name in dict.fromkeys(places)
+            for stage, name in dict.fromkeys(self.places)
             for size in [self.sizes[stage]]
         }
-        return [known[place] for place in places]
+        return [known[place] for place in self.places]
 
     def _rank(
         self, stage: int, whole: _Taken, passes: tuple[Floats, Floats], step: Floats, gathered: _Taken

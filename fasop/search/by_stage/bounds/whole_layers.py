@@ -32,6 +32,8 @@ OF_TRIP = (
     *("pair", "turned", "crossed", "trips", "rounds"),
 )
 """The tables that decide about the shortest trip."""
+OF_ONE = "step", "alone", "there", "there_and_back", "summed", "returned", "left"
+"""The tables that bound one partition."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +144,9 @@ class StageTables:
         also comes back through them, beside all passes of this one; or through all stages and back, before the passes
         that one has left.
         """
+        if hasattr(compiled, "least_of"):
+            tables: dict[str, Floats] = {name: getattr(self, name) for name in OF_ONE}
+            return compiled.least_of(partitions, **tables) * (1 - ROUNDING)
         rows = np.arange(len(partitions))[:, np.newaxis]
         there, trip = (np.cumsum(table[rows, partitions], axis=0) for table in (self.there, self.there_and_back))
         none = np.zeros((1, partitions.shape[1]))

@@ -56,7 +56,15 @@ def test_columns_take_what_ranks_do(seed: int, compiled: bool, monkeypatch: pyte
         for replica in range(of_stage)
     }
     ranks = [of_groups[layout.stage_dp_tp(rank)[:2]] for rank in range(layout.world_size)]
-    taken = ColumnReplay(layout, name, counts).seconds(ranks)
+    replay = ColumnReplay(layout, name, counts)
+    taken = replay.seconds(ranks)
     actions = lists_of(layout, name, counts)
     alone = [iteration(layout, actions, [one.of(column) for one in ranks]).seconds for column in range(11)]
     assert taken.tolist() == pytest.approx(alone, rel=1e-12)
+    layers = rng.integers(11, size=(stages, 13))
+    places = [layout.stage_dp_tp(rank)[0] for rank in range(layout.world_size)]
+    mixed = [
+        iteration(layout, actions, [one.of(some[stage]) for stage, one in zip(places, ranks, strict=True)]).seconds
+        for some in layers.T
+    ]
+    assert replay.of_layers(replay.tables(ranks), layers).tolist() == pytest.approx(mixed, rel=1e-12)
