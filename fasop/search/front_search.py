@@ -36,7 +36,7 @@ from fasop.search.space import node_sets
 from fasop.search.space.candidates import Space
 
 FRONT_S = 90.0
-"""CPU seconds of a front, after which it begins nothing new. 80 sets of nodes take about 11."""
+"""CPU seconds of a front, after which it begins nothing new. 80 sets of nodes take about 9."""
 LEAST_S = 5.0
 """CPU seconds that each of its steps has at least. They are for what takes unforeseen long: so that every run finds the
 same front, what is looked at is counted."""
@@ -148,15 +148,18 @@ def _until(last: float) -> float:
 
 
 def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front, until: float) -> int:
-    """Adds plans whose stages differ: first those near each plan of a front, and then, where these are few, the fastest
+    """Adds plans whose stages differ: first those near each plan of a front; then, where these are few, the fastest
     ones on the nodes of each plan of a front: of the fastest plan, on all nodes, and on the others, which take the less
-    time the fewer GPUs they have. Returns on how many sets of nodes any were looked at.
+    time the fewer GPUs they have; and at last what a search finds on the nodes of the fastest plan. Returns on how many
+    sets of nodes any were looked at.
 
     What is looked at is counted, not timed, so that a front is the same in every run: only after so many CPU seconds of
     this process nothing new is begun.
     """
     from fasop.search.by_stage.closing import QUICK
     from fasop.search.by_stage.look import explore_near, explore_stages
+
+    tried, wholly, room = set[int](), list[Plan](), NEAR * WHOLLY
 
     def look(explore_some: Callable[..., object], number: int, plan: Plan) -> None:
         if time.process_time() > until:
@@ -167,8 +170,8 @@ def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Fr
             tried.add(number)
         kept.add(best.plans)
 
-    tried, room = set[int](), NEAR * WHOLLY
-    for place, (number, plan) in enumerate(_fastest_first(kept, sets)):
+    first = _fastest_first(kept, sets)
+    for place, (number, plan) in enumerate(first):
         if place == 0 or plan.training.parallel.pipeline <= MOST_STAGES:
             room -= gpus_of(sets[number])
             look(explore_near, number, plan)
@@ -176,6 +179,10 @@ def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Fr
     for number, plan in [*known[:1], *sorted(known[1:], key=lambda one: (one[0] > 0, gpus_of(sets[one[0]])))]:
         if NEAR * gpus_of(sets[number]) <= room:
             room -= NEAR * gpus_of(sets[number])
+            wholly.append(plan)
+            look(explore_stages, number, plan)
+    for number, plan in first[:1]:  # a search begins from that plan, and may find another one than from what is near
+        if all(plan is not one for one in wholly):
             look(explore_stages, number, plan)
     return len(tried)
 

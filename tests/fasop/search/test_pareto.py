@@ -210,6 +210,19 @@ def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_
     monkeypatch.setattr(front_search, "WHOLLY", first + every // 2)
     front_search._front_by_stage(inputs, sets, kept, math.inf)
     assert looked_at == [first, every, first]
+    looked_at.clear()
+    monkeypatch.setattr(front_search, "WHOLLY", 0)
+    front_search._front_by_stage(inputs, sets, kept, math.inf)
+    assert looked_at == [first, every, first]  # on the nodes of the fastest plan in any case
+
+
+@pytest.mark.slow
+def test_the_fastest_plan_of_a_front_is_that_of_a_search() -> None:
+    """257.95 ms, where from what is near that plan only 258.86 ms are found."""
+    sizes = ["cluster.groups.a100.count=1", "cluster.groups.a10.count=4", "parallel.global_batch_size=16"]
+    inputs = read(["cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", *sizes])
+    fastest = best_plans(inputs, Arguments()).plans[0]
+    assert front(inputs, Arguments(pareto=First.time)).plans[0].total <= fastest.total
 
 
 @pytest.mark.slow
