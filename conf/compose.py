@@ -331,8 +331,12 @@ def _fill_from_file(family: Family, model: DictConfig) -> None:
     with reworded(ConfigError, f"model.config={model.config}: ", of=HfConfigError):
         found = family.sizes_of(str(model.config))
     for key in lacking:
-        if key in found:
-            model[key] = found[key]
+        if key not in found:
+            raise ConfigError(
+                f"model.{key} is not set, and model.config={model.config} has no key for it; give model.{key}=…, or "
+                "the config.json of a causal model of transformers"
+            )
+        model[key] = found[key]
 
 
 def _count(family: Family, model: DictConfig) -> int:

@@ -302,3 +302,13 @@ def test_a_group_of_keys_may_stand_for_another() -> None:
     given = ["cluster.groups.local.gpus_per_node=2", "+cluster.groups.b=${cluster.groups.local}"]
     groups = compose([*given, "parallel.data=2", "parallel.pipeline=2"]).cluster.groups
     assert groups["b"] == groups["local"]
+
+
+def test_sizes_that_a_config_of_transformers_lacks_are_asked_for_with_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"model_type": "one_of_speech", "d_model": 64, "num_heads": 4, "vocab_size": 100, "n_ctx": 32}')
+    words = ["model=huggingface", f"model.config={file}", "parallel.partition=null"]
+    message = f"model.layers is not set, and model.config={file} has no key for it; give model.layers=…"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        compose(words)
+    assert compose([*words, "model.layers=4"]).model.hidden == 64
