@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from conf.visible import plural
 from fasop.costs.hardware import NodeKind, gpus_of
+from fasop.frozen import replace
 from fasop.garbage import seldom_collected
 from fasop.search.arguments import Arguments, First
 from fasop.search.bounds.lower_bound import LowerBounds
@@ -46,6 +47,9 @@ of sets on which only those near a plan are count as one of these: they take abo
 MOST_STAGES = 32
 """Stages of a plan near which such plans are looked for, at most, but for the fastest plan: of 11 plans with more two
 had any, faster by 0.7 %, in two thirds of the time of all."""
+PATIENCE = 1
+"""How many layouts near those that were found near a plan are searched until one is faster, at most. (With 4 the front
+of `benchmarks.pareto` takes 2 CPU seconds more, and four of its points are 0.1 to 1.1 % faster.)"""
 RELIEVED, LULL = 8, 5
 """Sets of nodes on which plans are found that compute only some of their layers again, at most, which takes about a
 second of each; and sets in a row, on which none is of worth, after which no further ones are looked at."""
@@ -124,8 +128,7 @@ def _explore(inputs: Inputs, asked: Inputs, means: Sequence[Inputs], kept: Front
         explore_shares_of(inputs, sets, kept, _until(last))
         until = _until(last)
         for number, plan in on_sets(kept.plans, sets):
-            best = Best(1, inputs.fault)
-            best.add([plan])
+            best = _best_of(plan, inputs)
             look_beside(spaces_of([number], [spaces, unlike]), best, until)
             kept.add(best.plans)
         tried = _front_by_stage(inputs, sets, kept, _until(last))
@@ -150,41 +153,60 @@ def _until(last: float) -> float:
 def _front_by_stage(inputs: Inputs, sets: Sequence[Sequence[NodeKind]], kept: Front, until: float) -> int:
     """Adds plans whose stages differ: first those near each plan of a front; then, where these are few, the fastest
     ones on the nodes of each plan of a front: of the fastest plan, on all nodes, and on the others, which take the less
-    time the fewer GPUs they have; and at last what a search finds on the nodes of the fastest plan. Returns on how many
-    sets of nodes any were looked at.
+    time the fewer GPUs they have; what a search finds on the nodes of the fastest plan; and at last a little of what is
+    near those that were found near other plans. Returns on how many sets of nodes any were looked at.
 
     What is looked at is counted, not timed, so that a front is the same in every run: only after so many CPU seconds of
     this process nothing new is begun.
     """
     from fasop.search.by_stage.closing import QUICK
-    from fasop.search.by_stage.look import explore_near, explore_stages
+    from fasop.search.by_stage.layout_climb import LayoutClimb
+    from fasop.search.by_stage.look import explore_near, explore_stages, go_on
 
-    tried, wholly, room = set[int](), list[Plan](), NEAR * WHOLLY
+    brief = replace(QUICK, patience=PATIENCE, in_vain=0)
+    climbs, wholly, room = dict[int, LayoutClimb](), list[tuple[int, Plan]](), NEAR * WHOLLY
+    tried = set[int]()
 
-    def look(explore_some: Callable[..., object], number: int, plan: Plan) -> None:
-        if time.process_time() > until:
-            return
-        best = Best(1, inputs.fault)
-        best.add([plan])
-        if explore_some(inputs.training, [sets[number]], inputs.choices, best, QUICK, until):
-            tried.add(number)
-        kept.add(best.plans)
+    def look_near(number: int, plan: Plan) -> None:
+        if time.process_time() <= until:
+            best = _best_of(plan, inputs)
+            if climb := explore_near(inputs.training, [sets[number]], inputs.choices, best, brief, until):
+                climbs[number] = climb
+            kept.add(best.plans)
+
+    def look(number: int, plan: Plan) -> None:
+        wholly.append((number, plan))
+        if time.process_time() <= until:
+            best = _best_of(plan, inputs)
+            if explore_stages(inputs.training, [sets[number]], inputs.choices, best, QUICK, until):
+                tried.add(number)
+            kept.add(best.plans)
 
     first = _fastest_first(kept, sets)
     for place, (number, plan) in enumerate(first):
         if place == 0 or plan.training.parallel.pipeline <= MOST_STAGES:
             room -= gpus_of(sets[number])
-            look(explore_near, number, plan)
+            look_near(number, plan)
     known = _fastest_first(kept, sets)
     for number, plan in [*known[:1], *sorted(known[1:], key=lambda one: (one[0] > 0, gpus_of(sets[one[0]])))]:
         if NEAR * gpus_of(sets[number]) <= room:
             room -= NEAR * gpus_of(sets[number])
-            wholly.append(plan)
-            look(explore_stages, number, plan)
+            look(number, plan)
     for number, plan in first[:1]:  # a search begins from that plan, and may find another one than from what is near
-        if all(plan is not one for one in wholly):
-            look(explore_stages, number, plan)
-    return len(tried)
+        if all(plan is not one for _, one in wholly):
+            look(number, plan)
+    for number, plan in on_sets(kept.plans, sets):
+        if number in climbs and number not in dict(wholly) and not plan.training.parallel.alike:
+            best = _best_of(plan, inputs)
+            go_on(climbs[number], best)
+            kept.add(best.plans)
+    return len({*climbs, *tried})
+
+
+def _best_of(plan: Plan, inputs: Inputs) -> Best:
+    best = Best(1, inputs.fault)
+    best.add([plan])
+    return best
 
 
 def _fastest_first(kept: Front, sets: Sequence[Sequence[NodeKind]]) -> list[tuple[int, Plan]]:

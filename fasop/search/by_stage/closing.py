@@ -18,6 +18,8 @@ BOXES = (0, 25, 100, 400)
 """In which a candidate is bounded by its longest paths, each time that it is the lowest once more."""
 PROBED = 2
 """Proofs that are made if only the lowest bound is of a candidate: they may come upon better partitions."""
+IN_VAIN = 250_000
+"""`Effort.in_vain` of a search."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +40,8 @@ class Effort:
     """How often candidates are bounded by their longest paths, at most."""
     patience: int
     """How many layouts near fast plans are searched until one is faster, at most."""
+    in_vain: int
+    """Steps of replays that are tried until one is faster, at least: of few stages that is more layouts."""
 
     @property
     def proves(self) -> bool:
@@ -45,8 +49,8 @@ class Effort:
         return self.near == 1.0
 
 
-QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.953, raised=150, proofs=16, patience=20)
-WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60, patience=60)
+QUICK = Effort(layouts=2500, work=400_000, gpus=256, near=0.953, raised=150, proofs=16, patience=20, in_vain=IN_VAIN)
+WHOLE = Effort(layouts=40_000, work=2_500_000, gpus=1024, near=1.0, raised=600, proofs=60, patience=60, in_vain=IN_VAIN)
 
 
 @dataclass(frozen=True, kw_only=True)

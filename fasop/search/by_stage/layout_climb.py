@@ -20,9 +20,8 @@ from megatron_ext.contract.layout import Layout
 
 BUILT = 4000
 """Work that it takes to find the costs of a layout, in steps of a replay."""
-WIDE, IN_VAIN = 4_000_000, 250_000
-"""Work, at most, once nothing else is left: near all that was fast. And the work that is tried without finding a faster
-plan, at least: of few stages that is more layouts than `Effort.patience`."""
+WIDE = 4_000_000
+"""Work, at most, once nothing else is left: near all that was fast."""
 CLIMBED, MUCH = 1.01, 0.98
 """Times the best plan: near plans that take longer nothing is searched. Times a plan: once a faster one is found near
 it, what is near that comes first."""
@@ -195,7 +194,7 @@ class LayoutClimb:
                 tried += 1
                 if found < fastest:
                     tried, begun, fastest = 0, self.work, found
-                if tried >= patience and self.work >= begun + IN_VAIN:
+                if tried >= patience and self.work >= begun + self._effort.in_vain:
                     return
                 if fastest < MUCH * begin.seconds:
                     break

@@ -173,14 +173,21 @@ def explore_stages(
 
 def explore_near(
     training: Training, sets: Sequence[Sequence[NodeKind]], choices: Choices, keep: Best, effort: Effort, until: float
-) -> bool:
-    """Do as `explore_stages` near the plan that is kept, in much less time. Returns whether there was any."""
+) -> LayoutClimb | None:
+    """Do as `explore_stages` near the plan that is kept, in much less time. Returns the climb, which `go_on` goes on
+    with; None if nothing was looked at."""
     if why_not(training, sets[0], choices, effort):
-        return False
+        return None
     nodes = [StagedPlans(training, kinds, choices, effort.layouts) for kinds in sets]
     search = _climbed(nodes, keep, effort, until)
     keep.add([one.plan(partition) for one, partition in search.closing.best])
-    return bool(search.searched)
+    return search if search.searched else None
+
+
+def go_on(search: LayoutClimb, keep: Best) -> None:
+    """Hands plans to `keep` that are near others which the climb came upon."""
+    search.climb_wider()
+    keep.add([one.plan(partition) for one, partition in search.closing.best])
 
 
 def _climbed(nodes: Sequence[StagedPlans], keep: Best, effort: Effort, until: float) -> LayoutClimb:

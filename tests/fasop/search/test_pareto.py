@@ -217,12 +217,15 @@ def test_a_front_looks_for_stages_that_differ_first_on_the_nodes_of_its_fastest_
 
 
 @pytest.mark.slow
-def test_the_fastest_plan_of_a_front_is_that_of_a_search() -> None:
-    """257.95 ms, where from what is near that plan only 258.86 ms are found."""
+def test_the_fastest_plan_of_a_front_is_that_of_a_search_and_others_are_climbed_on_from() -> None:
+    """257.95 ms, where from what is near that plan only 258.86 ms are found; and 332.82 ms on four A10 nodes, where
+    one look near the plan there finds 337.15 ms."""
     sizes = ["cluster.groups.a100.count=1", "cluster.groups.a10.count=4", "parallel.global_batch_size=16"]
     inputs = read(["cluster=a100x8_a10x8", "model=xl", "train.precision=fp16", *sizes])
-    fastest = best_plans(inputs, Arguments()).plans[0]
-    assert front(inputs, Arguments(pareto=First.time)).plans[0].total <= fastest.total
+    plans = front(inputs, Arguments(pareto=First.time)).plans
+    assert plans[0].total <= best_plans(inputs, Arguments()).plans[0].total
+    of_four = [plan.total * 1e3 for plan in plans if Counter(node.name for node in plan.nodes) == {"a10": 4}]
+    assert of_four == pytest.approx([332.82], abs=0.01)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from fasop.costs.training import PlacedTraining
 from fasop.search.by_stage.bounds.layout_batch import LayoutBatch
 from fasop.search.by_stage.closing import QUICK
-from fasop.search.by_stage.look import explore_near, explore_stages
+from fasop.search.by_stage.look import explore_near, explore_stages, go_on
 from fasop.search.by_stage.neighbours import Sketches
 from fasop.search.by_stage.staged_plans import StagedPlans
 from fasop.search.inputs import read
@@ -83,12 +83,15 @@ def test_near_a_plan_whose_stages_are_alike_lies_a_faster_one() -> None:
     explore([Space(inputs.training, inputs.kinds, inputs.choices)], best)
     (alike,) = best.plans
     longer.add([alike])
-    assert explore_near(inputs.training, [inputs.kinds], inputs.choices, best, QUICK, math.inf)
+    climb = explore_near(inputs.training, [inputs.kinds], inputs.choices, best, QUICK, math.inf)
     explore_stages(inputs.training, [inputs.kinds], inputs.choices, longer, QUICK, math.inf)
     (near,) = best.plans
     assert not near.parallel.alike and near.bound <= near.total < 0.97 * alike.total
     assert longer.plans[0].total <= near.total <= 1.03 * longer.plans[0].total
     predicted = predict_plan(PlacedTraining(training=near.training, partition=near.partition, nodes=near.nodes))
     assert near.total == pytest.approx(predicted.iteration_s)
+    assert climb is not None
+    go_on(climb, best)
+    assert best.plans[0].total < near.total
     assert not explore_near(inputs.training, [inputs.kinds], inputs.choices, nothing, QUICK, math.inf)
     assert not nothing.plans
