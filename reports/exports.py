@@ -106,7 +106,7 @@ def _events(record: Record, timeline: Timeline) -> Iterator[str]:
     """
     events = timeline.events
     start, end = (_microseconds(timeline, events[key].to_numpy()) for key in ("start_ns", "end_ns"))
-    pairs = message_pairs(timeline, record.plan.ranks)
+    pairs = message_pairs(timeline, record.plan.ranks, record.plan.stream is not None)
     ends = _flows(pairs, start, end)
     names = [json.dumps(name, ensure_ascii=False) for name in timeline.names]
     lanes = [lane(name) for name in timeline.names]

@@ -77,7 +77,7 @@ def waiting_ns(
     events = timeline.events
     start, end = events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
     until = np.full(len(events), _NEVER)
-    for receive, send in message_pairs(timeline, ranks):
+    for receive, send in message_pairs(timeline, ranks, streams):
         until[receive] = np.maximum(until[receive], start[send])
     meeting = meetings(timeline, ranks, streams, islands)
     together = meeting >= 0
@@ -86,15 +86,16 @@ def waiting_ns(
     return np.where(until > _NEVER, np.clip(until, start, end) - start, UNKNOWN)
 
 
-def message_pairs(timeline: Timeline, ranks: Sequence[Place]) -> list[tuple[Integers, Integers]]:
-    """The events that receive, and beside each the event that sends what it takes; forward, then backward."""
+def message_pairs(timeline: Timeline, ranks: Sequence[Place], streams: bool = False) -> list[tuple[Integers, Integers]]:
+    """The events that receive, and beside each the event that sends what it takes; forward, then backward. `streams`:
+    whether nothing is flushed, so that a message may be taken in a later iteration."""
     found = []
     for way in ("forward", "backward"):
         sent, received = (_messages(timeline, verb, way, len(ranks)) for verb in ("send", "recv"))
         pairs = _joined(received, sent, ["channel", "turn"])
         one, other = pairs["micro_batch_x"], pairs["micro_batch_y"]
         if _named_singly(timeline) and ((one >= 0) & (other >= 0) & (one != other)).any():
-            keys = ["ranks", "micro_batch"]
+            keys = ["ranks" if streams else "channel", "micro_batch"]
             for side in (sent, received):
                 side["turn"] = side.groupby(keys, sort=False).cumcount()
             pairs = _joined(received, sent, [*keys, "turn"])

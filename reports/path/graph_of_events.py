@@ -1,4 +1,4 @@
-"""Makes the graph of an iteration from the events of its ranks.
+"""Makes the graphs of iterations from the events of their ranks.
 
 - What a rank does itself lasts from the point before it to the point after it; what lies between its events does, too.
 - A message lasts from when the other rank begins to send it until the receive ends. Where a receive begins after its
@@ -131,10 +131,14 @@ class Sent(NamedTuple):
     """How many iterations ago it was sent."""
 
 
-def make_graph(
-    timeline: Timeline, ranks: Sequence[Place], iteration: int, streams: bool = False, islands: Sequence[int] = ()
-) -> Graph:
-    """The graph of an iteration that has events.
+def make_graphs(
+    timeline: Timeline,
+    ranks: Sequence[Place],
+    iterations: Sequence[int],
+    streams: bool = False,
+    islands: Sequence[int] = (),
+) -> list[Graph]:
+    """The graphs of iterations that have events.
 
     A rank begins when it was done with the iteration before, but not before the first event of any rank in this one:
     what all ranks do in between, such as an evaluation, is not a part of it.
@@ -144,40 +148,58 @@ def make_graph(
         islands: replicas of each island, where there are islands.
 
     Raises:
-        ReportError: its events contradict each other, as where two messages were taken before either was sent; or too
+        ReportError: events contradict each other, as where two messages were taken before either was sent; or too
             little is there of the iterations before.
     """
     every = timeline.events
-    chosen = every[every["iteration"] == iteration]
-    before = every[every["iteration"] == every["iteration"][every["iteration"] < iteration].max()]
-    numbers = chosen.index.tolist()
-    if streams:
-        near = every[(every["iteration"] - iteration).between(-NEAR, NEAR)]
-        sent = _of_earlier(near, message_pairs(_part(timeline, near), ranks), iteration)
-    chosen = chosen.reset_index(drop=True)
-    part = _part(timeline, chosen)
-    if not streams:
-        start = chosen["start_ns"].tolist()
-        sent = {
-            receive: Sent(start[send], send, 0)
-            for pairs in message_pairs(part, ranks)
-            for receive, send in zip(*(side.tolist() for side in pairs), strict=True)
-        }
-    meeting = meetings(part, ranks, streams, islands).tolist()
-    maker = _Maker(part, before.groupby("rank")["end_ns"].max(), sent, meeting)
-    edges = [edge._replace(event=numbers[edge.event]) if edge.event >= 0 else edge for edge in maker.edges]
-    inside, outside = _core_waits(timeline, iteration)
-    return Graph(
-        iteration=iteration,
-        rank=maker.rank,
-        first=maker.first,
-        last=maker.last,
-        ready_ns=maker.ready,
-        ended_ns=maker.ended,
-        in_passes_ns=inside,
-        outside_ns=outside,
-        edges=_in_order(edges, len(maker.rank), iteration),
-    )
+    part = _part(timeline, every[every["iteration"].isin(iterations)])
+    meeting = meetings(part, ranks, streams, islands)
+    taken = [] if streams else message_pairs(part, ranks)
+    label = part.events["iteration"].to_numpy()
+    graphs = []
+    for iteration in iterations:
+        here = np.flatnonzero(label == iteration)
+        if streams:
+            near = every[(every["iteration"] - iteration).between(-NEAR, NEAR)]
+            sent = _of_earlier(near, message_pairs(_part(timeline, near), ranks, streams), iteration)
+        else:
+            sent = _within(part.events, taken, here)
+        events = part.events.iloc[here].reset_index(drop=True)
+        before = every[every["iteration"] == every["iteration"][every["iteration"] < iteration].max()]
+        ended = before.groupby("rank")["end_ns"].max().to_dict()
+        maker = _Maker(events, ended, sent, meeting[here].tolist())
+        numbers = every.index[every["iteration"] == iteration].tolist()
+        edges = [edge._replace(event=numbers[edge.event]) if edge.event >= 0 else edge for edge in maker.edges]
+        inside, outside = _core_waits(timeline, iteration)
+        graphs.append(
+            Graph(
+                iteration=iteration,
+                rank=maker.rank,
+                first=maker.first,
+                last=maker.last,
+                ready_ns=maker.ready,
+                ended_ns=maker.ended,
+                in_passes_ns=inside,
+                outside_ns=outside,
+                edges=_in_order(edges, len(maker.rank), iteration),
+            )
+        )
+    return graphs
+
+
+def _within(events: pd.DataFrame, pairs: Sequence[tuple[Integers, Integers]], here: Integers) -> dict[int, Sent]:
+    """Returns by number of a receive within an iteration what it takes, in the same one; `here` are its events, and
+    `pairs` those of this and others."""
+    number = np.full(len(events), -1)
+    number[here] = np.arange(len(here))
+    start = events["start_ns"].to_numpy()
+    found = {}
+    for receives, sends in pairs:
+        own = number[receives] >= 0
+        receive, send = receives[own], sends[own]
+        columns = (number[receive].tolist(), start[send].tolist(), number[send].tolist())
+        found.update({one: Sent(at, event, 0) for one, at, event in zip(*columns, strict=True)})
+    return found
 
 
 def _core_waits(timeline: Timeline, iteration: int) -> tuple[dict[int, int], dict[int, int]]:
@@ -230,8 +252,9 @@ def _of_earlier(near: pd.DataFrame, pairs: Sequence[tuple[Integers, Integers]], 
 class _Maker:
     """Collects points and edges, rank by rank."""
 
-    def __init__(self, timeline: Timeline, before: pd.Series, sent: Mapping[int, Sent], met: Sequence[int]) -> None:
-        events = timeline.events
+    def __init__(
+        self, events: pd.DataFrame, before: Mapping[int, int], sent: Mapping[int, Sent], met: Sequence[int]
+    ) -> None:
         self.rank: list[int] = []
         self.edges: list[Edge] = []
         self.first: dict[int, int] = {}
@@ -257,8 +280,8 @@ class _Maker:
         origin = min(self._start)
         for rank, rows in events.groupby("rank"):
             self._follow(int(rank), rows.index.tolist(), max(origin, int(before.get(rank, origin))))
-        for event, before, point in self._receives:
-            self._receive(event, before, point)
+        for event, begin, end in self._receives:
+            self._receive(event, begin, end)
 
     def _usual_transfers(self) -> dict[Way, float]:
         """What messages take, by name of the receive and by ranks: the median of those that were waited for.

@@ -15,7 +15,7 @@ from reports.errors import ReportError
 from reports.facts.statistics import Statistics
 from reports.path.change import Cause, Gain
 from reports.path.graph import EdgeKind, Graph, Integers, on_own_cores
-from reports.path.graph_of_events import make_graph
+from reports.path.graph_of_events import make_graphs
 from reports.readers.events import Timeline
 
 LONGER = 1.05
@@ -58,9 +58,7 @@ def long_iterations(timeline: Timeline, plan: Plan, figures: Statistics, usual: 
     near = np.argsort(np.abs(np.arange(len(ordered)) - (len(ordered) - 1) // 2), kind="stable")[:most]
     numbers = figures.iterations[ordered[near]].tolist()
     try:
-        recorded = [
-            make_graph(timeline, plan.ranks, number, plan.stream is not None, plan.islands or ()) for number in numbers
-        ]
+        recorded = make_graphs(timeline, plan.ranks, numbers, plan.stream is not None, plan.islands or ())
     except ReportError:
         return
     graphs = on_own_cores(recorded)

@@ -34,7 +34,7 @@ from reports.path.balance import other_shares
 from reports.path.change import MANY, Cause, Gain
 from reports.path.critical import Segment, critical_path, idle_frame
 from reports.path.graph import on_own_cores
-from reports.path.graph_of_events import make_graph
+from reports.path.graph_of_events import make_graphs
 from reports.path.irregular import between_iterations, long_iterations
 from reports.path.links import Allowed
 from reports.path.slow_ranks import Expected
@@ -142,9 +142,7 @@ def explain(
         return None
     numbers = _alike(figures)
     try:
-        graphs = [
-            make_graph(timeline, plan.ranks, number, plan.stream is not None, plan.islands or ()) for number in numbers
-        ]
+        graphs = make_graphs(timeline, plan.ranks, numbers, plan.stream is not None, plan.islands or ())
     except ReportError as error:
         return Unexplained(f"No critical path: {error}.")
     graph = graphs[0]

@@ -12,7 +12,7 @@ from conf.run_folder.rundir import RunDir
 from reports.facts.statistics import statistics
 from reports.path.change import Cause
 from reports.path.critical import IDLE, critical_path, idle_frame
-from reports.path.graph_of_events import make_graph
+from reports.path.graph_of_events import make_graphs
 from reports.path.what_if import gains
 from reports.readers import record
 from reports.readers.events import read_run
@@ -67,7 +67,7 @@ def test_what_gains_most_is_what_is_wrong(tmp_path: Path, cause: Cause, layout: 
     make_run(run.path, shape)
     known, timeline = record.read(run), read_run({rank: run.rank_events(rank) for rank in range(shape.ranks)})
     figures = statistics(timeline, known.plan.ranks)
-    graph = make_graph(timeline, known.plan.ranks, int(figures.iterations[figures.middle]))
+    graph = make_graphs(timeline, known.plan.ranks, [int(figures.iterations[figures.middle])])[0]
     found = gains([graph], known.plan)
     assert found[0].cause == cause, found
     assert found[0].share > 0.05

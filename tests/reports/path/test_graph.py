@@ -7,9 +7,10 @@ import pytest
 
 from megatron_ext.contract.plan_parts import Place
 from reports.errors import ReportError
+from reports.facts.breakdown import message_pairs
 from reports.path.critical import critical_path
 from reports.path.graph import EdgeKind, Graph
-from reports.path.graph_of_events import GAP, Piece, Span, make_graph, pieces
+from reports.path.graph_of_events import GAP, Piece, Span, make_graphs, pieces
 from reports.readers.events import EVENT, Timeline, frame
 
 Row = tuple[int, str, int, int, int]
@@ -38,7 +39,7 @@ def made(rows: list[Row], ranks: list[Place] = RANKS) -> Graph:
     for record, (rank, name, start, end, peer) in zip(records, sorted(rows, key=lambda row: row[0]), strict=True):
         record["rank"], record["name"], record["peer"] = rank, names.index(name), peer
         record["start_ns"], record["end_ns"], record["iteration"], record["micro_batch"] = start, end, 2, -1
-    return make_graph(Timeline(frame(records, names), {}, 0, ()), ranks, 2)
+    return make_graphs(Timeline(frame(records, names), {}, 0, ()), ranks, [2])[0]
 
 
 def test_the_path_goes_over_messages_and_collectives_and_ends_where_it_begins():
@@ -53,6 +54,33 @@ def test_the_path_goes_over_messages_and_collectives_and_ends_where_it_begins():
         (EdgeKind.EMBEDDING, 0, -1, 60, 75),
         (EdgeKind.OPTIMIZER, 0, -1, 75, 80),
     ]
+
+
+def test_an_iteration_has_the_same_graph_beside_others_whose_messages_were_lost_or_overtaken():
+    """Rank 1 takes the second micro-batch first; of iteration 1 the first message alone was recorded by rank 0."""
+    names = ("forward-send", "forward-recv")
+    rows = [
+        (iteration, rank, rank, micro_batch, 100 * iteration + 10 * turn, 100 * iteration + 10 * turn + rank * 5)
+        for rank in (0, 1)
+        for iteration in (1, 2, 3)
+        for turn, micro_batch in enumerate((0, 1) if rank == 0 else (1, 0))
+        if (iteration, rank, micro_batch) != (1, 0, 1)
+    ]
+    records = np.zeros(len(rows), EVENT)
+    for record, row in zip(records, rows, strict=True):
+        for key, value in zip(("iteration", "rank", "name", "micro_batch", "start_ns", "end_ns"), row, strict=True):
+            record[key] = value
+    records["peer"] = 1 - records["rank"]
+    timeline = Timeline(frame(records, names), {}, 0, ())
+    forward, _ = message_pairs(timeline, RANKS)
+    iteration, micro_batch = (timeline.events[key].to_numpy() for key in ("iteration", "micro_batch"))
+    taken = [
+        (iteration[receive], micro_batch[receive], iteration[send]) for receive, send in zip(*forward, strict=True)
+    ]
+    assert sorted(taken) == [(1, 0, 1), (2, 0, 2), (2, 1, 2), (3, 0, 3), (3, 1, 3)]
+    for graph, number in zip(make_graphs(timeline, RANKS, [1, 2, 3]), (1, 2, 3), strict=True):
+        (alone,) = make_graphs(timeline, RANKS, [number])
+        assert [*critical_path(graph)] == [*critical_path(alone)]
 
 
 def test_a_replay_gives_the_recorded_times_and_others_for_other_lengths():

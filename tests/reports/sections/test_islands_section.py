@@ -15,7 +15,7 @@ from megatron_ext.contract.events import NAMES
 from megatron_ext.contract.models.counts import parameter_count
 from reports.facts.frames import stages_frame
 from reports.facts.statistics import Statistics, statistics
-from reports.path.graph_of_events import make_graph
+from reports.path.graph_of_events import make_graphs
 from reports.readers.events import EVENT, Timeline, frame
 from reports.readers.record import Record, read
 from reports.sections.adaptive_section import islands_frame, islands_section
@@ -71,7 +71,7 @@ def test_replicas_wait_for_those_of_their_own_island_in_their_sums(known: Known)
     waits = [set((figures.waiting_ns[sums.index[sums["rank"] == rank]] / MS).tolist()) for rank in range(RANKS)]
     assert waits == [{10}, {0}, {0}, {10}]
     plan = record.plan
-    graph = make_graph(timeline, plan.ranks, 2, islands=plan.islands or ())
+    graph = make_graphs(timeline, plan.ranks, [2], islands=plan.islands or ())[0]
     sums = [edge for edge in graph.edges if edge.event in sums.index and edge.rank >= 0]
     assert {(edge.rank, edge.lasts_ns) for edge in sums} == {(rank, MS) for rank in range(RANKS)}, "once all have come"
 
