@@ -46,12 +46,15 @@ def check_plan_free(name: str, overwrite: bool) -> None:
 
 def rank(args: Arguments, command: str) -> int:
     """Prints the best plans for the nodes of the cluster."""
+    from fasop.compiled.build_age import outdated
     from fasop.costs.profiles.doubts import doubts
     from fasop.search.front_search import against, front
     from fasop.search.run import best_plans
     from fasop.tables.plans import front as front_table
     from fasop.tables.plans import ranking
 
+    if outdated():
+        remark("tdpp's sources have changed since it was installed, so the search takes longer: install it again")
     if args.export is not None:
         from launch.control.exports.formats import with_limits  # few searches export
 
