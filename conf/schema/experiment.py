@@ -262,6 +262,10 @@ def _check_decided(parallel: Parallel) -> None:
         )
 
 
+MOST_NAME_BYTES = 255
+"""That file systems of Linux take."""
+
+
 def _check_name(name: str) -> None:
     if (
         not name.isprintable()
@@ -273,6 +277,10 @@ def _check_name(name: str) -> None:
         raise ConfigError(
             f"name={name!r} cannot name a run folder: it must not be empty, start with '.' or '-', contain '/' or "
             f"control characters, or be 'by_job' or 'sweeps'"
+        )
+    if (size := len(name.encode())) > MOST_NAME_BYTES:
+        raise ConfigError(
+            f"name={name[:40]}… has {size} bytes, but a folder's name at most {MOST_NAME_BYTES}; shorten it"
         )
 
 

@@ -124,6 +124,7 @@ BROKEN = {
     "a name is not an option": (["name='-x'"], "name='-x' cannot name a run folder"),
     "a name is not the folder of job links": (["name=by_job"], "name='by_job' cannot name a run folder"),
     "a name is one printable line": (["name='a\tb'"], r"name='a\tb' cannot name a run folder"),
+    "a name is short enough for a folder": ([f"name='{200 * 'ä'}'"], f"name={40 * 'ä'}… has 400 bytes, but a folder's"),
     "a name is not blank": (["name=' '"], "name=' ' cannot name a run folder"),
     "a reference that leads nowhere is named": (
         ["name=${nope}"],
