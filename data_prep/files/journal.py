@@ -52,9 +52,11 @@ def work_folder(prefix: Path, recipe: dict[str, Any]) -> Iterator[Path]:
         with named(), _locked(prefix, json.dumps(recipe)) as folder:
             yield folder
     except OSError as error:
+        kept = (work_folder_of(prefix) / JOURNAL).exists()
+        again = "the same command continues where it stopped" if kept else "the same command begins again"
         raise DataPrepError(
             f"{error.filename or prefix}: cannot be written ({error.strerror}); choose a folder that you may write to "
-            "and that has room, or make room: the same command continues where it stopped"
+            f"and that has room, or make room: {again}"
         ) from error
 
 

@@ -94,7 +94,7 @@ def test_a_text_that_cannot_be_read_leaves_the_old_data(corpus: Corpus, library:
 def test_a_full_disk_leaves_nothing(corpus: Corpus, tmp_path: Path) -> None:
     with (
         largest_file(2000),
-        pytest.raises(DataPrepError, match=r"text: cannot be written \(File too large\); .* continues"),
+        pytest.raises(DataPrepError, match=r"text: cannot be written \(File too large\); .* begins again"),
     ):
         prepare(asked(corpus), tmp_path / "out" / "text")
     assert contents(tmp_path / "out") == {}
