@@ -73,7 +73,7 @@ class Source:
             raise _neither(wanted, error) from error
         if wanted is not None and Path(os.path.realpath(wanted)) == run.runs:
             inside = sorted({run.path.parent.name for run in RunDir.all(Path(wanted))})
-            raise NeitherError(f"{wanted} has runs with several names; give one of its folders {', '.join(inside)}")
+            raise NeitherError(f"{wanted} is the folder of all runs; give one of its names: {', '.join(inside)}")
         if sizes != Sizes():
             raise ReportError(f"{run.name} is a run and knows its sizes; leave out --tensor, --data and --pipeline")
         return cls(run=run, log=run.path, sizes=sizes, report=run.report)

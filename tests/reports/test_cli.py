@@ -59,7 +59,7 @@ def test_a_folder_without_runs_says_what_it_lacks(run: Path, tmp_path: Path):
 
 
 def test_the_folder_of_all_runs_names_the_folders_to_choose_from(run: Path, tmp_path: Path):
-    with pytest.raises(ReportError, match="has runs with several names; give one of its folders tiny"):
+    with pytest.raises(ReportError, match="is the folder of all runs; give one of its names: tiny"):
         main([str(tmp_path / "runs"), "--runs-dir", str(tmp_path / "runs")])
 
 
