@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, groupby, pairwise, product
-from operator import itemgetter
+from functools import lru_cache
+from itertools import chain, groupby, product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -60,7 +60,8 @@ def near(begin: Layout, layers: Sequence[int], tensors: Sequence[int], most: int
     """List the layouts of at most so many stages, not all alike, that differ from one in stages that follow each other,
     in whose place others are, all alike, or two; or in both ends, which are each other's mirror image, or of which one
     gets GPUs from the other. Each has the `layers` of that one where they are."""
-    layers, stages = tuple(layers), tuple(zip(begin.tensors, begin.replicas, strict=True))
+    layers, tensors = tuple(layers), tuple(tensors)
+    stages = tuple(zip(begin.tensors, begin.replicas, strict=True))
     found: dict[Stages, tuple[tuple[int, ...], bool]] = {}
     starts: dict[tuple[int, Stages], _Change] = {}
     every = [*_changes(stages, layers, tensors)]
@@ -76,12 +77,13 @@ def near(begin: Layout, layers: Sequence[int], tensors: Sequence[int], most: int
     for moved in TRADED if len(stages) > 1 else ():
         (first, of_first), (last, of_last) = ((stages[end][0] * stages[end][1], layers[end]) for end in (0, -1))
         for new, others in product(_fills(first + moved, tensors), _fills(last - moved, tensors)):
-            begun, ended = _spread(of_first, [1] * len(new)), _spread(of_last, [1] * len(others))
-            found.setdefault((*new, *stages[1:-1], *others), ((*begun, *layers[1:-1], *ended), True))
+            own = *_even(of_first, len(new)), *layers[1:-1], *_even(of_last, len(others))
+            found.setdefault((*new, *stages[1:-1], *others), (own, True))
     return [
-        Near(Layout(tuple(map(itemgetter(0), one)), tuple(map(itemgetter(1), one))), (own,), both_ends)
+        Near(Layout(sizes, replicas), (own,), both_ends)
         for one, (own, both_ends) in found.items()
         if len(one) <= most and len(set(one)) > 1 and one != stages
+        for sizes, replicas in [zip(*one, strict=True)]
     ]
 
 
@@ -100,23 +102,25 @@ def _windows(stages: Stages) -> Iterator[tuple[int, int]]:
     yield from ((first, last) for first in range(count) for last in range(first + 1, min(first + WINDOW, count) + 1))
 
 
-def _changes(stages: Stages, layers: Sequence[int], tensors: Sequence[int]) -> Iterator[_Change]:
+def _changes(stages: Stages, layers: Sequence[int], tensors: tuple[int, ...]) -> Iterator[_Change]:
     widths = [tensor * replicas for tensor, replicas in stages]
     count = len(stages)
     for first, last in dict.fromkeys(_windows(stages)):
         width, whole = sum(widths[first:last]), sum(layers[first:last])
         for new in _fills(width, tensors):
-            yield _Change(first, last, new, _spread(whole, [1] * len(new)))
+            yield _Change(first, last, new, _even(whole, len(new)))
     for first in range(count - 1):
         both = sum(widths[first : first + 2])
         for own in range(max(1, widths[first] - MOVED), min(both, widths[first] + MOVED + 1)):
-            shared = _spread(sum(layers[first : first + 2]), [own, both - own])
+            whole = sum(layers[first : first + 2])
+            shared = whole * own // both, whole - whole * own // both
             for one, other in product(tensors, tensors):
                 if own % one == 0 and (both - own) % other == 0:
                     yield _Change(first, first + 2, ((one, own // one), (other, (both - own) // other)), shared)
 
 
-def _fills(gpus: int, tensors: Sequence[int]) -> list[Stages]:
+@lru_cache(maxsize=4096)
+def _fills(gpus: int, tensors: tuple[int, ...]) -> list[Stages]:
     """List the ways to have stages that are all alike on so many GPUs."""
     return [
         ((tensor, replicas),) * (gpus // tensor // replicas)
@@ -126,10 +130,10 @@ def _fills(gpus: int, tensors: Sequence[int]) -> list[Stages]:
     ]
 
 
-def _spread(layers: int, weights: Sequence[int]) -> tuple[int, ...]:
-    whole = sum(weights)
-    ends = [before * layers // whole for before in accumulate(weights, initial=0)]
-    return tuple(end - begin for begin, end in pairwise(ends))
+@lru_cache(maxsize=4096)
+def _even(layers: int, stages: int) -> tuple[int, ...]:
+    """So many layers of each stage."""
+    return tuple((stage + 1) * layers // stages - stage * layers // stages for stage in range(stages))
 
 
 class Sketches(PlacedLayouts):
@@ -147,31 +151,42 @@ class Sketches(PlacedLayouts):
         """[layouts, stages]: seconds of a unit, and beside units, of a micro-batch through a stage and back."""
         self._stages = self._of_stages()
 
-    def seconds(self, partitions: Sequence[Sequence[int]]) -> Floats:
-        """[layouts]: about how long an iteration takes: each stage's passes, sums and step, with a micro-batch's way
-        through all other stages and back. Links inside a node count with their bandwidth."""
-        layouts, blocks, (of_unit, ends) = self._layouts, self._one.blocks, self._way
+    def padded(self, partitions: Sequence[Sequence[int]]) -> Integers:
+        """[layouts, stages]: layers per stage, one partition for each layout; 0 beyond its last stage."""
+        exists = self._layouts.exists
+        found = np.zeros(exists.shape, np.int64)
+        found[exists] = np.fromiter(chain.from_iterable(partitions), np.int64, int(exists.sum()))
+        return found
+
+    def seconds(self, layers: Integers) -> Floats:
+        """[layouts]: about how long an iteration takes with [layouts, stages] layers: each stage's passes, sums and
+        step, with a micro-batch's way through all other stages and back. Links inside a node count with their
+        bandwidth."""
+        blocks, (of_unit, ends) = self._one.blocks, self._way
         until = np.cumsum([0.0, *self._work.units[np.array(blocks.sequence, np.int64)]])
-        padded = np.zeros(layouts.tensors.shape, np.int64)
-        padded[layouts.exists] = [*chain.from_iterable(partitions)]
-        units = np.diff(until[np.cumsum(padded, axis=1)], axis=1, prepend=0.0)
+        units = np.diff(until[np.cumsum(layers, axis=1)], axis=1, prepend=0.0)
         stages = np.max([kind.of(units) for kind in self._stages], axis=0)
         way = (units * of_unit + ends + 2 * self._hops(self._work)).sum(axis=1)
         return np.asarray(stages.max(axis=1) + way)
 
-    def balanced(self) -> list[tuple[int, ...]]:
-        """List for each layout the layers per stage, all alike, with which none of its stages takes long, as `seconds`
+    def balanced(self) -> Integers:
+        """[layouts, stages]: layers per stage, all alike, with which none of a layout's stages takes long, as `seconds`
         has it, whatever memory they need."""
         layers, stages, exists = self._one.blocks.layers, self._stages, self._layouts.exists
         rates = [1 / np.maximum(kind.layer, LEAST) for kind in stages]
+        free = [kind.layer <= LEAST for kind in stages]
+        """Where layers take no time."""
+
+        def room(level: Floats, number: int) -> Floats:
+            fixed = stages[number].fixed
+            found = (level - fixed) * rates[number]
+            return np.where((level >= fixed) & free[number], layers, found) if free[number].any() else found
 
         def within(level: Floats) -> Integers:
-            each = [
-                np.where((level >= kind.fixed) & (kind.layer <= LEAST), layers, (level - kind.fixed) * rate)
-                for kind, rate in zip(stages, rates, strict=True)
-            ]
-            room = np.clip(np.floor(np.min(each, axis=0) + LITTLE), 0, layers)
-            return np.where(exists, room, 0).astype(np.int64)
+            found = room(level, 0)
+            for number in range(1, len(stages)):
+                np.minimum(found, room(level, number), out=found)
+            return np.where(exists, np.clip(np.floor(found + LITTLE), 0, layers), 0).astype(np.int64)
 
         least, most = (np.max([kind.of(np.array(count)) for kind in stages], axis=0) for count in (0, layers))
         low, high = (np.where(exists, of, np.inf).min(axis=1, keepdims=True) for of in (least, most))
@@ -184,9 +199,7 @@ class Sketches(PlacedLayouts):
         more -= found
         lacking = layers - found.sum(axis=1, keepdims=True) - (np.cumsum(more, axis=1) - more)
         found += np.clip(lacking, 0, more)
-        return [
-            tuple(row[:count]) for row, count in zip(found.tolist(), (self._layouts.last + 1).tolist(), strict=True)
-        ]
+        return found
 
     def _of_stages(self) -> list[Linear]:
         """What stages take by their units, beside what a micro-batch takes in all of them: on nodes of each kind, which

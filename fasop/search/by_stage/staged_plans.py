@@ -138,9 +138,12 @@ class StagedPlans:
         work = self._work(one)
         sketches = Sketches(many.take(fine), nodes, self.names, one, work)
         every = [some.partitions for some in found]
+        compared = [sketches.padded([own for (own,) in every])]
         if one.blocks.alike:
-            every = [(*own, balanced) for own, balanced in zip(every, sketches.balanced(), strict=True)]
-        seconds = np.array([sketches.seconds(some) for some in zip(*every, strict=True)])
+            compared.append(sketches.balanced())
+            rows = zip(every, compared[1].tolist(), strict=True)
+            every = [(*own, tuple(balanced[: len(own[0])])) for own, balanced in rows]
+        seconds = np.array([sketches.seconds(some) for some in compared])
         bounds = sketches.trip_seconds(one, work)[int(parallel.sharded_optimizer)]
         ranks = np.argsort(np.argsort([seconds[0], seconds.min(axis=0) * bounds], axis=1, kind="stable"), axis=1)
         promising = np.argsort(ranks.min(axis=0), kind="stable").tolist()
