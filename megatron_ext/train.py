@@ -128,8 +128,8 @@ class Training:
         sizes_of_replicas = None if plan.adapt is None else plan.adapt.micro_batch_sizes
         for size in {size for sizes in sizes_of_replicas or () for size in sizes}:
             task.wires_at(size)  # a module that takes none of that size says so now, and not amid the run
-        adapted = None if own is None else own.adaptation
-        self._adaptation = adaptation_of(plan, place, engine, start.iteration, adapted)
+        adapted = None if found is None else found.meta.adaptation
+        self._adaptation = adaptation_of(plan, place, engine, start.iteration, adapted, own is not None)
         pace, memory_pace = _paces(plan, place, start.iteration, engine.max_iteration_skew)
         self._saver = saver = Saver(plan, place, engine, samples.order, barrier, self._adaptation, pace)
         self._keeper: Optional[MemorySaver] = None

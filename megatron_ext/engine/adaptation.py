@@ -51,8 +51,11 @@ class FixedBatch:
 class Adaptation(FixedBatch):
     """Changes the batch of a run, or its shares, from what its ranks measure."""
 
-    def __init__(self, plan: Plan, place: Place, engine: ReplicaBatches, start: int, before: Optional[Adapted]) -> None:
-        """`before` is what the checkpoint of iteration `start` has, which the run goes on from."""
+    def __init__(
+        self, plan: Plan, place: Place, engine: ReplicaBatches, start: int, before: Optional[Adapted], own: bool
+    ) -> None:
+        """`before` is what the checkpoint of iteration `start` has, which the run goes on from; `own`: it is this
+        run's. Of another run's, a batch that adapts goes on, and how replicas divided it does not."""
         assert plan.adapt is not None
         self._plan = plan
         self._config = plan.adapt
@@ -68,8 +71,8 @@ class Adaptation(FixedBatch):
             plan.streams or (),
             known_of(plan),
         )
-        if before is not None:
-            engine.divide(start, self._fitted(before))
+        if before is not None and (own or self._config.measures):
+            engine.divide(start, self._fitted(before, own))
         if place.rank == 0:
             keep_lines(plan.files.decisions, start)
         self._fit_to_end(start)
@@ -102,12 +105,16 @@ class Adaptation(FixedBatch):
     def record(self, iteration: int) -> None:
         record(self._plan, iteration, SAMPLES, str(self._plan.train.samples), self._engine.consumed(iteration))
 
-    def _fitted(self, before: Adapted) -> SampleDivision:
+    def _fitted(self, before: Adapted, own: bool) -> SampleDivision:
         """How an earlier start divided its batch or, on other nodes, in another layout or with other micro-batches, the
-        same batch."""
+        same batch. Another run's batch is kept within the bounds of this one's."""
         plan = self._plan
         sizes = before.sizes or [before.micro_batch_size] * len(before.shares)
         division = SampleDivision(tuple(before.shares), tuple(sizes), tuple(before.streams or ()))
+        batches = self._controller.batches
+        if not own and batches is not None:
+            size = plan.micro_batch_size
+            return self._controller.divided(batches.clamped(round(division.samples / size)) * size)
         may_have = ways_of(self._config, plan.micro_batch_size, plan.streams or [1] * plan.data)
         ways = list(map(Way, division.sizes, division.copies))
         same = before.nodes == nodes_of(plan) and len(may_have) == len(ways)
@@ -223,7 +230,7 @@ class Adaptation(FixedBatch):
 
 
 def adaptation_of(
-    plan: Plan, place: Place, engine: ReplicaBatches, start: int, before: Optional[Adapted]
+    plan: Plan, place: Place, engine: ReplicaBatches, start: int, before: Optional[Adapted] = None, own: bool = True
 ) -> FixedBatch:
     """Returns what a plan asks for; the arguments are those of `Adaptation`."""
-    return FixedBatch() if plan.adapt is None else Adaptation(plan, place, engine, start, before)
+    return FixedBatch() if plan.adapt is None else Adaptation(plan, place, engine, start, before, own)

@@ -268,7 +268,7 @@ def rehearse(plan: Plan, place: Place, groups: Groups, recorder: Recorder) -> in
     if place.rank == plan.world_size - 1:
         print(f"REHEARSAL: emulated times, clock {rehearsal.clock}; there is no loss, and no data are read", flush=True)
         log = TrainingLog(plan, plan.files.metrics, clock=rehearsal.seconds)
-    adaptation = adaptation_of(plan, place, rehearsal, 0, None)
+    adaptation = adaptation_of(plan, place, rehearsal, 0)
     iteration, over = 0, adaptation.over(0)
     while iteration < plan.train.iterations and not over:
         iteration += 1

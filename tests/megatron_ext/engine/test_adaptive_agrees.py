@@ -143,6 +143,31 @@ def test_a_run_goes_on_with_its_batch_on_other_replicas(engine_run: Callable[...
     assert_equal(then, textbook(whole, corpus, sizes))
 
 
+def test_a_new_run_goes_on_with_the_batch_of_another_and_its_own_shares(
+    engine_run: Callable[..., EngineRun], corpus: Path
+) -> None:
+    saving = ["train.save_interval=1", "train.keep_checkpoints=99"]
+    run = engine_run(*GROWING, *LAYOUTS["shares 3-1"], *saving, name="old")
+    assert run.go() == 0, run.stderr()
+    load = f"train.load={run.run.checkpoints}/iter_0000005"
+    own = ["parallel.data=2", "parallel.micro_batch_size=2", "parallel.shares=1-3"]
+    then = engine_run(*GROWING, *own, load, name="new")
+    assert then.go() == 0, then.stderr()
+    sizes = batches(run)
+    assert batches(then) == sizes[5:] and sizes[5] > sizes[0]
+    assert decisions(then)[0]["shares_before"] == decisions(run)[2]["shares_before"][::-1]
+    np.testing.assert_allclose(then.losses(), run.losses()[5:], rtol=1e-5)
+    bounded = engine_run(*GROWING, *own, load, "adapt.upper=12", name="bounded")
+    assert bounded.go() == 0, bounded.stderr()
+    assert batches(bounded)[0] == 12 < sizes[5], "within its own bounds"
+    still = [*GROWING[:3], "parallel.pipeline=1", "train.eval_interval=null", "adapt.rebalance=true"]
+    fixed = engine_run(*still, *own, load, name="fixed")
+    assert fixed.go() == 0, fixed.stderr()
+    begun = sum(sizes[:5])
+    consumed = [one["consumed_samples"] for one in fixed.metrics()]
+    assert consumed == list(range(begun + 8, SAMPLES + 1, 8)), "a batch that does not adapt is the plan's"
+
+
 @pytest.mark.slow
 def test_token_weights_count_in_the_halves(tmp_path: Path) -> None:
     pairs = write_pairs(tmp_path, 61)
